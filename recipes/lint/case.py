@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from recipes.planning.looked_at import looked_at
 from recipes.planning.rates import learning_rate_at, momentum_at
 from recipes.reading.open import OpenedRecipe
+from recipes.reading.read import value_at
 from recipes.schema import Recipe
 from recipes.schema.vocabulary import rate_rule
 
@@ -38,12 +39,14 @@ class Case:
         opened: the recipe.
         written: the merged tree as it was written, positions with their units.
         base: the recipe that it extends; None if it extends none.
+        inherited: the merged tree of the file that it extends, as it was written; empty if it extends none.
         workers: number of workers; None if unknown.
     """
 
     opened: OpenedRecipe
     written: Mapping[str, Any]
     base: OpenedRecipe | None = None
+    inherited: Mapping[str, Any] = field(default_factory=dict)
     workers: int | None = None
 
     @property
@@ -108,6 +111,18 @@ class Case:
         """The rates of the run, by the epochs at which updates begin; all of them in a short run."""
         epochs = looked_at(self.recipe, self.opened.dataset)
         return {epoch: learning_rate_at(self.recipe, epoch) for epoch in epochs}
+
+    @property
+    def until_end_of_run(self) -> str:
+        """A way out: the schedule of the rate without its `epochs`, which null removes only where a base gives it."""
+        key, words = "learning_rate.schedule", "leave `epochs` out of"
+        try:
+            kind, _ = (value_at(self.inherited, f"{key}.{inner}") for inner in ("kind", "epochs"))
+            if kind == value_at(self.opened.tree, f"{key}.kind"):
+                words = "write `epochs: null` in"
+        except LookupError:  # the file that it extends gives none
+            pass
+        return f"{words} `schedule`, which then ends with the run"
 
     @property
     def clock_starts(self) -> float:

@@ -173,7 +173,7 @@ def long_steps(case: Case) -> Iterator[Fault]:
             if trust
             else f"write a rate that was found with {kind}; that of SGD does not carry over",
         )
-    elif case.is_sgd and kind not in _MEASURE_THEIR_RATE and step > largest:
+    elif case.is_sgd and kind not in _MEASURE_THEIR_RATE and step > 1.001 * largest:
         if any(warmup_to_other_batch(case)):
             return
         yield Fault(
@@ -190,7 +190,7 @@ def long_steps(case: Case) -> Iterator[Fault]:
                 "dataset",
             ),
             what=f"rate {rate:.4g} over 1 - momentum is {step:.3g} per 256 samples, published: at most {largest:g}",
-            way_out=f"write a rate {step / largest:.2g} times smaller or more, or a smaller momentum",
+            way_out=f"write a rate {_rounded_up(step / largest):g} times smaller or more, or a smaller momentum",
         )
     elif shrunk > _LARGEST_SHARE:
         yield Fault(
@@ -198,6 +198,16 @@ def long_steps(case: Case) -> Iterator[Fault]:
             what=f"weight decay at rate {rate:.4g} shrinks the weights by {shrunk:.2g} in an update",
             way_out="write a smaller `weight_decay`",
         )
+
+
+def _rounded_up(value: float) -> float:
+    """A number to two digits, not below it.
+
+    >>> _rounded_up(1.01), _rounded_up(37.3), _rounded_up(1.3)
+    (1.1, 38.0, 1.3)
+    """
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return math.ceil(value / unit * (1 - 1e-9)) * unit
 
 
 def _step(case: Case) -> tuple[float, float]:
@@ -232,8 +242,8 @@ def rate_near_zero(case: Case) -> Iterator[Fault]:
     These updates move nothing, and the time they take is lost. A schedule that ends before the run, or falls by a ratio
     that was meant for a longer time, does that. AdaScale with `clock: gain` reaches its end later and is not reported.
 
-    Way out: a schedule that ends with the run: `epochs: null`, or one that falls less: a `ratio` nearer to 1, a smaller
-        `power`, points or factors above 0.
+    Way out: a schedule that ends with the run, without `epochs`, or one that falls less: a `ratio` nearer to 1, a
+        smaller `power`, points or factors above 0.
     Source: arithmetic; the rates of the library's recipes stay above that but for a few updates.
     Fires:
         learning_rate: {schedule: {kind: Cosine, epochs: 20}}
@@ -263,7 +273,7 @@ def _fall_less(case: Case) -> str:
     """A way out for a schedule that falls too far, by its kind."""
     schedule, run = case.recipe.learning_rate.schedule, case.recipe.epochs
     if case.clock_starts + (getattr(schedule, "epochs", None) or run) < run * (1 - 1e-9):
-        return "write `epochs: null` in `schedule`, which then ends with the run"
+        return case.until_end_of_run
     ways_out = {
         "Exponential": "write a `ratio` nearer to 1",
         "MultiStep": "write a `factor` nearer to 1, or fewer `boundaries`",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from lr_schedules import ConstantWarmup, CosineRestarts, PiecewiseLinear, Product
+from lr_schedules import ConstantWarmup, CosineRestarts, PiecewiseLinear, Product, StableDecay
 from lr_schedules.units import Schedule
 from recipes.lint.case import Case, Fault
 from recipes.planning.rates import (
@@ -176,7 +176,7 @@ def decay_after_end(case: Case) -> Iterator[Fault]:
     end of the warmup. A schedule that falls all the way, in straight lines or again and again too, is reported where
     more than a tenth of the full rate is left.
 
-    Way out: boundaries or points at the same shares of the run; `epochs: null` for a schedule that falls all the way; a
+    Way out: boundaries or points at the same shares of the run; a schedule that falls all the way without `epochs`; a
         run that ends with a period.
     Source: Goyal et al. 2017, arXiv 1706.02677: steps at 30, 60 and 80 of 90 epochs.
     Fires:
@@ -203,7 +203,7 @@ def decay_after_end(case: Case) -> Iterator[Fault]:
                 )
     if case.optimizer.get("clock") == "gain":  # how far its schedule gets is not known
         return
-    key, ends, way_out = _last_fall(formula.schedule, case.recipe.epochs - case.clock_starts)
+    key, ends, way_out = _last_fall(case, case.recipe.epochs - case.clock_starts)
     if case.clock_starts + ends <= case.recipe.epochs:
         return
     left = formula.schedule(max(0.0, case.recipe.epochs - case.clock_starts))
@@ -216,15 +216,18 @@ def decay_after_end(case: Case) -> Iterator[Fault]:
         )
 
 
-def _last_fall(schedule: Schedule, length: float) -> tuple[str, float, str]:
-    """A key of a schedule, when the fall that it makes at the end of a run of this length is over, and a way out."""
+def _last_fall(case: Case, length: float) -> tuple[str, float, str]:
+    """A key of the schedule, when the fall that it makes at the end of a run of this length is over, and a way out."""
+    schedule = case.recipe.learning_rate.schedule
     if isinstance(schedule, PiecewiseLinear):
         return "points", schedule.points[-1][0], f"move its points so that the last one is at {length:g}"
     if isinstance(schedule, CosineRestarts):
         periods = 1 + schedule.restarts(length * JUST_BEFORE)
         ends = sum(schedule.first * schedule.times**period for period in range(periods))
         return "first", ends, f"write `epochs: {ends:g}`, where a period ends, or another `first`"
-    way_out = "write `epochs: null` in `schedule`, which then ends with the run"
+    way_out = case.until_end_of_run
+    if isinstance(schedule, StableDecay) and schedule.decay_from >= length:
+        way_out = f"write `decay_from: {0.8 * length:.3g}`, and {way_out.removeprefix('write ')}"
     return "epochs", getattr(schedule, "epochs", None) or 0.0, way_out
 
 
