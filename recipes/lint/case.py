@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from recipes.planning.looked_at import looked_at
-from recipes.planning.rates import learning_rate_at, momentum_at
+from recipes.planning.rates import learning_rate_at, momentum_at, scaling_exponent
 from recipes.reading.open import OpenedRecipe
 from recipes.reading.read import value_at
 from recipes.schema import Recipe
@@ -78,6 +78,16 @@ class Case:
     def growth(self) -> float:
         """The first batch over the batch at which the reference rate holds."""
         return self.first_batch / self.recipe.learning_rate.per
+
+    @property
+    def exponent(self) -> float:
+        """The power of the batch that the rate follows: 1 under the linear rule, 0 without a rule."""
+        return scaling_exponent(self.recipe.learning_rate.rule)
+
+    @property
+    def scales_linearly(self) -> bool:
+        """Whether the rate follows the batch nearer to linearly than by the root."""
+        return self.exponent > 0.75
 
     @property
     def has_norm(self) -> bool:

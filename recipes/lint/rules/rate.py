@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from recipes.lint.case import Case, Fault
 from recipes.lint.rules.warmup import warmup_to_other_batch
 from recipes.planning.rates import (
-    LINEAR,
     LINEAR_HOLDS_TO,
     batch_size_at,
+    full_rate,
     full_rate_at,
     largest_linear_batch,
     learning_rate_at,
+    scaling_exponent,
     weight_decay_at,
 )
 from recipes.planning.timeline import timeline_of
@@ -44,10 +45,14 @@ def unscaled_rate(case: Case) -> Iterator[Fault]:
     """
     formula, base = case.recipe.learning_rate, case.base and case.base.recipe
     per = formula.per
-    if base is not None and "per" not in case.written["learning_rate"] and base.learning_rate.rule == "none":
+    if (
+        base is not None
+        and "per" not in case.written["learning_rate"]
+        and scaling_exponent(base.learning_rate.rule) == 0
+    ):
         per = base.batch.global_.sizes[0] if base.learning_rate.reference == formula.reference else per
     growth = case.first_batch / per
-    if case.is_sgd and formula.rule == "none" and growth > _LARGEST_UNSCALED:
+    if case.is_sgd and case.exponent == 0 and growth > _LARGEST_UNSCALED:
         way_out = f"write `per: {case.first_batch}` if this is the rate of that batch"
         step, largest = _step(case)
         yield Fault(
@@ -122,7 +127,7 @@ def scaled_twice(case: Case) -> Iterator[Fault]:
         learning_rate: {reference: 0.09}
     """
     formula = case.recipe.learning_rate
-    if formula.rule == "none":
+    if case.exponent == 0:
         return
     if case.optimizer["kind"] == "AdaScale":
         yield Fault(
@@ -301,7 +306,7 @@ def raised_momentum(case: Case) -> Iterator[Fault]:
     if case.base is None or not case.is_sgd:
         return
     formula, others = case.recipe.learning_rate, case.base.recipe.learning_rate
-    same_rate = (formula.reference, formula.per, formula.rule) == (others.reference, others.per, others.rule)
+    same_rate = (formula.reference, formula.per) == (others.reference, others.per) and _have_one_rule(case)
     longer = case.momentum_factor / Case(opened=case.base, written={}).momentum_factor
     if same_rate and longer >= 1.999:
         yield Fault(
@@ -312,7 +317,7 @@ def raised_momentum(case: Case) -> Iterator[Fault]:
 
 
 def linear_beyond_8k(case: Case) -> Iterator[Fault]:
-    """Linear scaling of SGD's rate to a batch above 8,192.
+    """Linear scaling of SGD's rate, or nearly linear, to a batch above 8,192.
 
     Up to 8,192 the error stays that of batch 256. Beyond, it grows with every doubling, with or without warmup. A ramp
     counts by the rate that it leads to: a batch that doubles where the rate falls to a fifth is not reported.
@@ -328,7 +333,7 @@ def linear_beyond_8k(case: Case) -> Iterator[Fault]:
     """
     formula = case.recipe.learning_rate
     reach = largest_linear_batch(case.recipe)
-    if case.is_sgd and formula.rule in LINEAR and reach > max(LINEAR_HOLDS_TO, formula.per):
+    if case.is_sgd and case.scales_linearly and reach > max(LINEAR_HOLDS_TO, formula.per):
         yield Fault(
             keys=(
                 "batch.global",
@@ -337,20 +342,20 @@ def linear_beyond_8k(case: Case) -> Iterator[Fault]:
                 "learning_rate.warmup.target_batch",
                 "optimizer.kind",
             ),
-            what=f"linear scaling from {formula.per:,} to {reach:,.0f}, seen to hold to {LINEAR_HOLDS_TO:,}",
+            what=f"{_scaling(case)} from {formula.per:,} to {reach:,.0f}, seen to hold to {LINEAR_HOLDS_TO:,}",
             way_out="begin with 8192 and grow the batch where the rate falls, use Lars, or tune the rate at this batch",
         )
 
 
 def linear_adam(case: Case) -> Iterator[Fault]:
-    """Linear scaling of the rate of Adam or LAMB.
+    """Scaling of the rate of Adam or LAMB that is linear, or nearer to that than to the root.
 
     Both divide the gradient by the root of its mean square, which is mostly noise. The noise falls with the root of the
     batch, so at a constant rate the useful part of a step already grows by that root. The square root rule adds the
     other root.
 
     Way out: `rule: sqrt`, for a rate that was found with this optimizer; `kilobatch recipes scale` moves the betas and
-        epsilon with it.
+        epsilon with it. A rate that works at this batch: `rule: none`, with it as `reference` and the batch as `per`.
     Source: Malladi et al. 2022, arXiv 2205.10287, the square root scaling rule; the table of rates
         of You et al. 2019, arXiv 1904.00962 (not checked).
     Fires:
@@ -360,12 +365,11 @@ def linear_adam(case: Case) -> Iterator[Fault]:
         learning_rate: {reference: 0.001, rule: sqrt, schedule: {kind: Cosine}}
         optimizer: {kind: Adam, weight_decay: 0.0}
     """
-    formula = case.recipe.learning_rate
-    if rate_rule(case.recipe.optimizer) == "sqrt" and formula.rule == "linear" and case.growth != 1:
+    if rate_rule(case.recipe.optimizer) == "sqrt" and case.scales_linearly and case.growth != 1:
         yield Fault(
             keys=("learning_rate.rule", "optimizer.kind", "batch.global", "learning_rate.per"),
-            what=f"linear scaling by {case.growth:g} for {case.optimizer['kind']}",
-            way_out="write `rule: sqrt`, and a reference rate that was found with this optimizer",
+            what=f"{_scaling(case)} by {case.growth**case.exponent:.4g} for {case.optimizer['kind']}",
+            way_out="write `rule: sqrt`, and a reference rate that was found with this optimizer" + _or_keep_it(case),
         )
 
 
@@ -375,7 +379,8 @@ def scaled_lars(case: Case) -> Iterator[Fault]:
     A layer's step is proportional to its weights and not to its gradient. Over the published points from 1,632 to
     67,840 the rate grows about as B ** 0.3. Neither the linear nor the square root rule fits.
 
-    Way out: `rule: none` and the rate of the nearest published point; `kilobatch recipes scale` interpolates.
+    Way out: `rule: none` and the rate of the nearest published point; `kilobatch recipes scale` interpolates. A rate that
+        works at this batch: `rule: none`, with it as `reference` and the batch as `per`.
     Source: reference convergence points of MLPerf Training, ResNet-50 with LARS.
     Fires:
         optimizer: {kind: Lars, weight_decay: 1e-4, no_decay: [norm, bias]}
@@ -383,13 +388,33 @@ def scaled_lars(case: Case) -> Iterator[Fault]:
         learning_rate: {reference: 17.0, rule: none, warmup: {start: 0}}
         optimizer: {kind: Lars, weight_decay: 1e-4, no_decay: [norm, bias]}
     """
-    formula = case.recipe.learning_rate
-    if case.optimizer["kind"] == "Lars" and formula.rule != "none" and case.growth != 1:
+    if case.optimizer["kind"] == "Lars" and case.exponent > 0 and case.growth != 1:
         yield Fault(
             keys=("learning_rate.rule", "optimizer.kind", "batch.global", "learning_rate.per"),
-            what=f"{formula.rule} scaling by {case.growth:g} for Lars",
-            way_out="write `rule: none` and a rate that was found at this batch",
+            what=f"{_scaling(case)} by {case.growth**case.exponent:.4g} for Lars",
+            way_out="write `rule: none` and a rate that was found at this batch" + _or_keep_it(case),
         )
+
+
+def _scaling(case: Case) -> str:
+    words = {1.0: "linear scaling", 0.5: "sqrt scaling"}
+    return words.get(case.exponent, f"scaling with power {case.exponent:g}")
+
+
+def _or_keep_it(case: Case) -> str:
+    """How this recipe's rate is written without a rule; empty while the batch moves, and the rate with it."""
+    if case.ramps:
+        return ""
+    formula, start = case.recipe.learning_rate, ""
+    rate = full_rate(formula.reference, case.first_batch, rule=formula.rule, per=formula.per)
+    if formula.warmup is not None and case.opened.tree["learning_rate"]["warmup"].get("start") == "reference":
+        start = f", with `start: {{factor: {formula.warmup.shape(0.0):.4g}}}` in `warmup`"
+    return f", or keep this one: `reference: {rate:.6g}, per: {case.first_batch}, rule: none`{start}"
+
+
+def _have_one_rule(case: Case) -> bool:
+    """Whether the rate follows the batch as in the recipe that this one extends."""
+    return case.base is not None and case.exponent == scaling_exponent(case.base.recipe.learning_rate.rule)
 
 
 def _scaled_by_hand(case: Case) -> float | None:
@@ -397,7 +422,7 @@ def _scaled_by_hand(case: Case) -> float | None:
     if case.base is None:
         return None
     formula, before = case.recipe.learning_rate, case.base.recipe.learning_rate
-    same_rule = (formula.rule, formula.per) == (before.rule, before.per)
+    same_rule = formula.per == before.per and _have_one_rule(case)
     growths = (case.first_batch / case.base.recipe.batch.global_.sizes[0], case.growth)
     ratio = formula.reference / before.reference
     scaled = any(math.isclose(ratio, growth, rel_tol=0.01) for growth in growths)

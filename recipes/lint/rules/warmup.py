@@ -48,7 +48,7 @@ def no_warmup(case: Case) -> Iterator[Fault]:
     if kind in _BRING_THEIR_OWN or (formula.warmup is not None and begins <= 0.5):
         return
     what = None
-    if formula.rule != "none" and case.growth * begins > LARGEST_WITHOUT_WARMUP:
+    if case.exponent > 0 and case.growth * begins > LARGEST_WITHOUT_WARMUP:
         what = f"{has}, and a batch of {case.first_batch:,} is {case.growth:g} times the {formula.per:,} of `per`"
     elif is_layerwise(case.recipe.optimizer) and begins > 0.5 and case.first_batch >= _SMALLEST_PUBLISHED:
         what = f"{has}, with {kind} at a batch of {case.first_batch:,}"
@@ -131,7 +131,7 @@ def warmup_to_other_batch(case: Case) -> Iterator[Fault]:
 def _rise_over(case: Case) -> str:
     recipe, formula = case.recipe, case.recipe.learning_rate
     epochs = _warmup_epochs(case)
-    start = "reference" if formula.rule != "none" and case.growth > 2 else 0
+    start = "reference" if case.growth**case.exponent > 2 else 0
     inside = target_inside(recipe.batch.global_, epochs=epochs, rule=formula.rule, scale_with=formula.scale_with)
     target = "" if inside is None else f", target_batch: {inside}"
     return f"write `warmup: {{kind: GradualWarmup, epochs: {epochs:g}, start: {start}, joins: multiply{target}}}`"

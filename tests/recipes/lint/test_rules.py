@@ -79,6 +79,7 @@ learning_rate:
   schedule: {kind: Product, factors: [{kind: Cosine, epochs: 90}, {kind: MultiStep, boundaries: [90]}]}
 """
 AIMS = "learning_rate: {warmup: {target_batch: %d}%s}\n"
+NUMBER = "batch: {global: %d}\nlearning_rate: {%s}\nmodel: {zero_last_gamma: true}\n"
 UNSCALED = "learning_rate: {rule: none}\n"
 BY_HAND = "batch: {global: 4096}\nlearning_rate: {rule: none, per: %d, reference: 1.6, warmup: {start: {rate: 0.1}}}\n"
 LINES = "learning_rate: {schedule: {kind: PiecewiseLinear, points: [[0, 1], %s]}}\n"
@@ -98,6 +99,13 @@ LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
         # nothing is scaled that way
         ("goyal2017", "batch: {global: 16384}\nlearning_rate: {rule: sqrt}\n", []),
         ("goyal2017/256", LARS, []),
+        # a rule that is written as a power
+        ("digits/baseline", NUMBER % (64, "rule: 1.0, reference: 0.1"), ["scaled-twice"]),
+        ("digits/baseline", NUMBER % (128, "rule: 0.95, reference: 0.001") + ADAM, ["linear-adam"]),
+        ("digits/baseline", NUMBER % (128, "rule: 0.75, reference: 0.001") + ADAM, []),
+        ("digits/baseline", NUMBER % (128, "rule: 0, per: 8"), ["unscaled-rate"]),
+        ("goyal2017", "learning_rate: {rule: 0.95}\nbatch: {global: 8192}\n", []),
+        ("goyal2017", "learning_rate: {rule: 0.95}\nbatch: {global: 16384}\n", ["linear-beyond-8k"]),
         # a clock that starts after the warmup
         ("goyal2017", "epochs: 120\nlearning_rate: {warmup: {epochs: 31, joins: before}}\n", []),
         ("goyal2017", "learning_rate: {warmup: {epochs: 31, joins: over}}\n", ["warmup-past-decay"]),

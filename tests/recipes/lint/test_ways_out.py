@@ -121,3 +121,22 @@ def test_a_schedule_that_ends_with_the_run_gives_no_epochs(base, own, rule, way_
     assert finding.rule == rule
     assert finding.way_out == f"{way_out} `schedule`, which then ends with the run"
     assert lint(text % followed, base=BASE % base) == []
+
+
+@pytest.mark.parametrize("rule", ["linear-adam", "scaled-lars"])
+def test_a_rate_that_a_rule_scaled_can_be_kept_without_one(rule, lint, tmp_path):
+    tree = complete(entries()[rule][1].fires, tmp_path)
+    (finding,) = lint(yaml.safe_dump(tree))
+    kept, factor = re.search(r"or keep this one: `(.*)`, with `start: (.*)` in `warmup`", finding.way_out).groups()
+    rate = yaml.safe_load(f"{{{kept}}}")
+    rate["warmup"] = tree["learning_rate"]["warmup"] | {"start": yaml.safe_load(factor)}
+    assert lint(yaml.safe_dump(tree | {"learning_rate": tree["learning_rate"] | rate})) == []
+
+
+def test_a_new_warmup_begins_below_half_of_the_rate_also_where_the_rule_is_0(lint):
+    text = "kilobatch: 1\nextends: goyal2017\nlearning_rate: {rule: 0, per: 8192, reference: 3.2, warmup: %s}\n"
+    for warmup in ("null", "{start: reference}"):
+        (finding,) = lint(text % warmup)
+        assert finding.rule == "no-warmup"
+        assert "start: 0," in finding.way_out
+    assert lint(text % finding.way_out.partition("warmup: ")[2].strip("`")) == []
