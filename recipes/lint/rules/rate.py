@@ -379,8 +379,8 @@ def scaled_lars(case: Case) -> Iterator[Fault]:
     A layer's step is proportional to its weights and not to its gradient. Over the published points from 1,632 to
     67,840 the rate grows about as B ** 0.3. Neither the linear nor the square root rule fits.
 
-    Way out: `rule: none` and the rate of the nearest published point; `kilobatch recipes scale` interpolates. A rate that
-        works at this batch: `rule: none`, with it as `reference` and the batch as `per`.
+    Way out: `rule: none` and the rate of the nearest published point; `kilobatch recipes scale` interpolates. A rate
+        that works at this batch: `rule: none`, with it as `reference` and the batch as `per`.
     Source: reference convergence points of MLPerf Training, ResNet-50 with LARS.
     Fires:
         optimizer: {kind: Lars, weight_decay: 1e-4, no_decay: [norm, bias]}
