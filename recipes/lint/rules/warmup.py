@@ -52,8 +52,8 @@ def no_warmup(case: Case) -> Iterator[Fault]:
         what = f"{has}, and a batch of {case.first_batch:,} is {case.growth:g} times the {formula.per:,} of `per`"
     elif is_layerwise(case.recipe.optimizer) and begins > 0.5 and case.first_batch >= _SMALLEST_PUBLISHED:
         what = f"{has}, with {kind} at a batch of {case.first_batch:,}"
-    elif case.is_sgd and (step := case.first_rate * case.momentum_factor_at(0.0)) > 1.001 * LARGEST_WITHOUT_WARMUP:
-        first = f"the first rate {case.first_rate:.4g} over 1 - momentum is {step:.3g}"
+    elif case.is_sgd and (step := case.step_at(0.0)) > 1.001 * LARGEST_WITHOUT_WARMUP:
+        first = f"the first rate {case.rate_at(0.0):.4g}{case.over} is {step:.3g}"
         what = f"{has}, and {first}, published: 1 at batch 256"
     if what is not None:
         keys = ("learning_rate.warmup", "batch.global", "learning_rate.per", "learning_rate.reference")
@@ -76,8 +76,8 @@ def short_warmup(case: Case) -> Iterator[Fault]:
     rate, epoch = case.peak
     warmup = case.recipe.learning_rate.warmup
     epoch = max(epoch, 0.0 if warmup is None else warmup.shape.epochs)
-    rises = case.first_rate < 0.5 * rate and case.optimizer["kind"] not in _BRING_THEIR_OWN
-    if case.is_sgd and rises and epoch < 1 and max(case.growth, rate * case.momentum_factor) > LARGEST_WITHOUT_WARMUP:
+    rises = case.rate_at(0.0) < 0.5 * rate and case.optimizer["kind"] not in _BRING_THEIR_OWN
+    if case.is_sgd and rises and epoch < 1 and max(case.growth, case.longest_step) > LARGEST_WITHOUT_WARMUP:
         yield Fault(
             keys=(
                 "learning_rate.warmup.epochs",

@@ -140,3 +140,12 @@ def test_a_new_warmup_begins_below_half_of_the_rate_also_where_the_rule_is_0(lin
         assert finding.rule == "no-warmup"
         assert "start: 0," in finding.way_out
     assert lint(text % finding.way_out.partition("warmup: ")[2].strip("`")) == []
+
+
+def test_a_rate_of_this_batch_that_a_rule_scales_once_more_is_kept_without_the_rule(lint):
+    text = "kilobatch: 1\nextends: goyal2017\nbatch: {global: 2048}\nlearning_rate: {reference: %g%s}\n"
+    (finding,) = lint(text % (0.7, ""))
+    assert finding.rule == "long-steps"
+    assert finding.way_out.endswith(", or, if 0.7 was found at batch 2,048: `rule: none, per: 2048`")
+    assert lint(text % (0.7, ", rule: none, per: 2048, warmup: {start: 0}")) == []
+    assert "was found" not in lint(text % (8, ""))[0].way_out
