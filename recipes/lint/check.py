@@ -87,7 +87,8 @@ def lint_recipe(
     opened = open_recipe(name_or_path, overrides=overrides, of_run=None, **options)
     written, origins = load_tree(opened.path, overrides=overrides)
     chain = chain_of(opened.path)
-    case = Case(opened=opened, written=written, base=_base(chain, options), workers=workers)
+    inherited = load_tree(chain[1][0])[0] if len(chain) > 1 else {}
+    case = Case(opened=opened, written=written, base=_base(chain, options), inherited=inherited, workers=workers)
     active = entries()
     if workers is None:
         active = {name: pair for name, pair in active.items() if pair[0].__module__ != worker_rules.__name__}

@@ -21,7 +21,8 @@ finding has its line, the reason, the source of the rule and a way out:
     kilobatch recipes lint mine.yaml --cluster mn1            # also the rule that needs the number of workers
     kilobatch recipes lint mine.yaml -n 512
 
-The exit code is 0 if nothing is found, 5 if something is found, and 2 if a recipe is wrong.
+The exit code is 0 if nothing is found, 5 if something is found, and 2 if a recipe is wrong; the findings in the
+others are printed first.
 
 A finding points to the key that causes it. If several keys cause it together, it points to one in the recipe's own file
 before one in a file that the recipe extends. The rule `span-over-share` needs the number of workers, from `--cluster`

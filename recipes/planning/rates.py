@@ -67,6 +67,15 @@ def full_rate(reference: float, global_batch_size: int, *, rule: str | float, pe
     return reference * _RULES[rule](global_batch_size, per=per)
 
 
+def scaling_exponent(rule: str | float) -> float:
+    """The power of the batch that the rate follows under a rule, however it is written.
+
+    >>> scaling_exponent("sqrt"), scaling_exponent(1.0)
+    (0.5, 1.0)
+    """
+    return {"linear": 1.0, "sqrt": 0.5, "none": 0.0}[rule] if isinstance(rule, str) else float(rule)
+
+
 def batch_size_at(recipe: Recipe, epoch: float) -> int:
     """The global batch size of an update that starts at `epoch`."""
     return recipe.batch.global_(epoch)

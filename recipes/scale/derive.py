@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused, Problem, RecipeError
-from recipes.lint.case import Case
-from recipes.lint.rules.batch import few_updates
+from recipes.lint.check import lint_recipe
 from recipes.planning.rates import LARGEST_SHARE, LINEAR_HOLDS_TO, largest_linear_batch
 from recipes.reading.load import resolved_text
 from recipes.reading.open import OpenedRecipe, leaves, open_recipe
@@ -65,9 +64,16 @@ def not_promised(request: Request) -> Iterator[str]:
         )
 
 
-def _too_few_updates(made: OpenedRecipe) -> Iterator[str]:
-    for fault in few_updates(Case(opened=made, written=made.tree)):
-        yield f"that the network is trained: the new file makes {fault.what}; {fault.way_out}"
+_SAID_BY_SCALE = ("batch-over-tenth", "linear-beyond-8k")  # rules of lint
+
+
+def _found_by_lint(file: Path, options: Mapping[str, Any]) -> Iterator[str]:
+    for finding in lint_recipe(file, **options):
+        found = f"{finding.what}; {finding.way_out}"
+        if finding.rule == "few-updates":
+            yield f"that the network is trained: the new file makes {found}"
+        elif finding.rule not in _SAID_BY_SCALE:
+            yield f"that the file is ready to train: lint reports {finding.rule}: {finding.path}: {found}"
 
 
 _WIDTH = 116  # columns of the printed text
@@ -146,7 +152,7 @@ def scale_recipe(
         rates=(request.rate, replace(request, opened=made).rate),
         file=file,
         changes=changes,
-        not_promised=(*not_promised(request), *_too_few_updates(made)),
+        not_promised=(*not_promised(request), *_found_by_lint(file, options)),
     )
 
 

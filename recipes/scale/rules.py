@@ -107,28 +107,42 @@ def lars(request: Request, vocabulary: Vocabulary) -> Iterator[Change]:
         old, new = getattr(start, name), getattr(end, name)
         return new if math.isclose(before, old, rel_tol=1e-9) else rounded(before * new / old)
 
-    def reason(name: str) -> str:
+    def reason(name: str, before: float) -> str:
         low, high = getattr(below, name), getattr(above, name)
-        if below is above:
-            return f"{high:.6g} in {above.name}"
-        return f"between {low:.6g} in {below.name} and {high:.6g} in {above.name}"
+        words = f"{high:.6g} in {above.name}"
+        if below is not above:
+            words = f"between {low:.6g} in {below.name} and {words}"
+        old, new = getattr(start, name), getattr(end, name)
+        if math.isclose(before, old, rel_tol=1e-9):
+            return words
+        if name == "momentum":
+            return f"1 - {1 - before:.6g} x {1 - new:.6g} / {1 - old:.6g}: {words}"
+        return f"{before:.6g} x {new:.6g} / {old:.6g}: {words}"
 
     rate = follow(request.rate, "rate")
-    yield request.moved("learning_rate.reference", rate, reason("rate"), _SOURCE)
+    yield request.moved("learning_rate.reference", rate, reason("rate", request.rate), _SOURCE)
     yield request.moved(
         "learning_rate.per", request.batch, "the rate is this batch's own: no rule fits the points", _SOURCE
     )
     yield request.moved("learning_rate.rule", "none", "neither the linear rule nor the root fits the points", _SOURCE)
     yield from _start(request)
     yield from _aim(request)
-    warmup = {"learning_rate.warmup.epochs": "warmup", "epochs": "epochs", "learning_rate.schedule.epochs": "schedule"}
-    for key, name in warmup.items():
-        yield request.moved(key, follow(request.value(key), name), reason(name), _SOURCE)
+    warm, run, falls = formula.warmup.shape.epochs, request.recipe.epochs, formula.schedule.epochs
+    new_warm, new_run = follow(warm, "warmup"), follow(run, "epochs")
+    yield request.moved("learning_rate.warmup.epochs", new_warm, reason("warmup", warm), _SOURCE)
+    yield request.moved("epochs", new_run, reason("epochs", run), _SOURCE)
+    before = formula.warmup.joins == "before"
+    if not math.isclose(falls, run - warm * before, rel_tol=1e-9):
+        after = follow(falls, "schedule")
+        yield request.moved("learning_rate.schedule.epochs", after, reason("schedule", falls), _SOURCE)
+    elif "epochs" in request.written["learning_rate"]["schedule"]:  # else it follows from the other two
+        after = rounded(new_run - new_warm * before)
+        yield request.moved("learning_rate.schedule.epochs", after, "to the end of the run, as before")
     momentum = request.value("optimizer.momentum")
     after = end.momentum if math.isclose(momentum, start.momentum) else _momentum(momentum, start, end)
-    yield request.moved("optimizer.momentum", after, reason("momentum"), _SOURCE)
-    decay = follow(request.value("optimizer.weight_decay"), "decay")
-    yield request.moved("optimizer.weight_decay", decay, reason("decay"), _SOURCE)
+    yield request.moved("optimizer.momentum", after, reason("momentum", momentum), _SOURCE)
+    before = request.value("optimizer.weight_decay")
+    yield request.moved("optimizer.weight_decay", follow(before, "decay"), reason("decay", before), _SOURCE)
     last = formula.schedule.end
     if last:
         key, why = "learning_rate.schedule.end", f"the same last rate, {last * request.rate:.3g}"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,6 +26,9 @@ from trainers.commands.options import (
     print_json,
     written,
 )
+
+if TYPE_CHECKING:
+    from recipes.errors import Problem
 
 app = typer.Typer(help="Write, look at, check, copy and derive recipes.", **OPTIONS_OF_GROUPS)
 
@@ -74,7 +78,7 @@ def validate(
 
     With --allow-code, and the data at hand, a model, loss and optimizer of your own are tried as before a run.
     """
-    from recipes.errors import InputRefused, Problem, RecipeError, printable
+    from recipes.errors import InputRefused, RecipeError, printable
     from recipes.reading.load import chain_of, load_tree, not_taken_over
     from trainers import models
     from trainers.launch.preflight import has_data, require_fit, require_own_code
@@ -89,12 +93,8 @@ def validate(
                 require_own_code(opened)
             if is_complete and (allow_code or kind in models.__all__):
                 require_fit(opened)
-        except RecipeError as error:
-            problems += error.problems
-            continue
-        except InputRefused as error:  # of code of the user's own
-            what, _, way_out = str(error).partition("; ")
-            problems.append(Problem(file=name, what=what, way_out=way_out))
+        except InputRefused as error:
+            problems += _problems_of(error, name)
             continue
         reasons = "; ".join(opened.obstacles)
         print(printable(f"{name}: valid" + (f"; cannot be trained yet, {reasons}" if reasons else "")))
@@ -104,6 +104,16 @@ def validate(
                     print(printable(f"  note: {line}"))
     if problems:
         raise RecipeError(problems)
+
+
+def _problems_of(error: Exception, name: str) -> Sequence[Problem]:
+    """The problems of a recipe that is wrong, or the one of code of the user's own."""
+    from recipes.errors import Problem, RecipeError
+
+    if isinstance(error, RecipeError):
+        return error.problems
+    what, _, way_out = str(error).partition("; ")
+    return (Problem(file=name, what=what, way_out=way_out),)
 
 
 @app.command()
@@ -118,7 +128,8 @@ def lint(
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Find what is likely a mistake at a large batch. Exit code 5 if something is found."""
+    """Find what is likely a mistake at a large batch. Exit code 5 if something is found, 2 if a recipe is wrong."""
+    from recipes.errors import InputRefused, RecipeError
     from recipes.lint import findings_text, handbook, lint_recipe, rules_text
     from recipes.reading.open import open_cluster
     from trainers.launch.vocabulary import vocabulary
@@ -131,18 +142,23 @@ def lint(
     known = vocabulary(allow_code=allow_code)
     if cluster is not None:
         workers = workers or open_cluster(cluster, vocabulary=known).num_workers
-    findings = {
-        name: lint_recipe(
-            name,
-            vocabulary=known,
-            overrides=overrides or (),
-            allow_code=allow_code,
-            data_root=data,
-            workers=workers,
-        )
-        for name in recipes
-    }
-    print(findings_text(findings, as_json), end="")
+    findings, problems = {}, []
+    for name in recipes:
+        try:
+            findings[name] = lint_recipe(
+                name,
+                vocabulary=known,
+                overrides=overrides or (),
+                allow_code=allow_code,
+                data_root=data,
+                workers=workers,
+            )
+        except InputRefused as error:
+            problems += _problems_of(error, name)
+    if findings:
+        print(findings_text(findings, as_json), end="", flush=True)
+    if problems:
+        raise RecipeError(problems)
     raise typer.Exit(EXIT_FOUND if any(findings.values()) else 0)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import yaml
 
 from recipes.errors import InputRefused, listed
+from recipes.planning.rates import LARGEST_SHARE
 from recipes.reading.open import open_dataset, open_recipe
 from recipes.reading.registry import require_suffix, typed
 from recipes.reports.wording import counted, number
@@ -56,7 +57,7 @@ title: {model_name} on {name}
 dataset: {dataset}
 model: {model}
 {init}epochs: {epochs}                                      # {updates} updates
-batch: {{global: {batch}, norm_span: {span}}}              # normalised over {span} images, on any ranks
+{few}batch: {{global: {batch}, norm_span: {span}}}              # normalised over {span} images, on any ranks
 learning_rate:
   reference: {reference:<35}# the rate at a batch of `per`{why}
   per: 256
@@ -69,12 +70,14 @@ augmentation:
     - {{kind: HorizontalFlip}}                    # leave it out where left and right differ, as in writing
     - {normalize}
   eval: [{evaluated}{normalize}]
-evaluation: {{every: 1ep}}
+evaluation: {{every: 1ep{statistics}}}
 seed: 0
 """
 _INIT = """\
 init: {{weights: {weights}, except: [fc]}}       # the last layer is drawn: it is for these classes
 """
+_FEW = "# lint: ignore batch-over-tenth statistics of fewer images would be mostly noise\n"
+_STATISTICS = ", norm_momentum: {{keep: {keep}, per: {batch}}}"  # of an epoch at most
 _LOSS = """\
 loss:
   kind: SoftmaxCrossEntropy                     # so that classes of different sizes count alike:
@@ -288,6 +291,10 @@ def _recipe_text(
         epochs=epochs,
         updates=number(-(-epochs * num_train // batch)),
         batch=batch,
+        few=_FEW if batch > LARGEST_SHARE * num_train else "",
+        statistics=_STATISTICS.format(keep=(num_train - batch) * 100 // num_train / 100, batch=batch)
+        if 10 * batch > num_train  # by default an update keeps 0.9
+        else "",
         span=min(32, batch),
         init="" if known is None else _INIT.format(weights=json.dumps(weights)),
         reference=reference,

@@ -62,7 +62,8 @@ def narrow_norm_span(case: Case) -> Iterator[Fault]:
 def lagging_average(case: Case) -> Iterator[Fault]:
     """An average of the weights that looks back over more than a quarter of the run.
 
-    It looks back about `per` / (1 - keep) samples. What it averages then is mostly weights from before the rate fell.
+    It looks back about `per` / (1 - keep) samples. The weights in it are then that old on average. Where the rate falls
+    at the end, they are mostly from before the fall.
 
     Way out: an average over a tenth of the run, or a smaller `per`: a published `keep` belongs to its own batch.
     Source: Busbridge et al. 2023, arXiv 2307.13813; torchvision's recipe: 4 % of its run.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from lr_schedules import ConstantWarmup, CosineRestarts, PiecewiseLinear, Product
+from lr_schedules import ConstantWarmup, CosineRestarts, PiecewiseLinear, Product, StableDecay
 from lr_schedules.units import Schedule
 from recipes.lint.case import Case, Fault
 from recipes.planning.rates import (
@@ -48,12 +48,12 @@ def no_warmup(case: Case) -> Iterator[Fault]:
     if kind in _BRING_THEIR_OWN or (formula.warmup is not None and begins <= 0.5):
         return
     what = None
-    if formula.rule != "none" and case.growth * begins > LARGEST_WITHOUT_WARMUP:
+    if case.exponent > 0 and case.growth * begins > LARGEST_WITHOUT_WARMUP:
         what = f"{has}, and a batch of {case.first_batch:,} is {case.growth:g} times the {formula.per:,} of `per`"
     elif is_layerwise(case.recipe.optimizer) and begins > 0.5 and case.first_batch >= _SMALLEST_PUBLISHED:
         what = f"{has}, with {kind} at a batch of {case.first_batch:,}"
-    elif case.is_sgd and (step := case.first_rate * case.momentum_factor_at(0.0)) > 1.001 * LARGEST_WITHOUT_WARMUP:
-        first = f"the first rate {case.first_rate:.4g} over 1 - momentum is {step:.3g}"
+    elif case.is_sgd and (step := case.step_at(0.0)) > 1.001 * LARGEST_WITHOUT_WARMUP:
+        first = f"the first rate {case.rate_at(0.0):.4g}{case.over} is {step:.3g}"
         what = f"{has}, and {first}, published: 1 at batch 256"
     if what is not None:
         keys = ("learning_rate.warmup", "batch.global", "learning_rate.per", "learning_rate.reference")
@@ -76,8 +76,8 @@ def short_warmup(case: Case) -> Iterator[Fault]:
     rate, epoch = case.peak
     warmup = case.recipe.learning_rate.warmup
     epoch = max(epoch, 0.0 if warmup is None else warmup.shape.epochs)
-    rises = case.first_rate < 0.5 * rate and case.optimizer["kind"] not in _BRING_THEIR_OWN
-    if case.is_sgd and rises and epoch < 1 and max(case.growth, rate * case.momentum_factor) > LARGEST_WITHOUT_WARMUP:
+    rises = case.rate_at(0.0) < 0.5 * rate and case.optimizer["kind"] not in _BRING_THEIR_OWN
+    if case.is_sgd and rises and epoch < 1 and max(case.growth, case.longest_step) > LARGEST_WITHOUT_WARMUP:
         yield Fault(
             keys=(
                 "learning_rate.warmup.epochs",
@@ -131,7 +131,7 @@ def warmup_to_other_batch(case: Case) -> Iterator[Fault]:
 def _rise_over(case: Case) -> str:
     recipe, formula = case.recipe, case.recipe.learning_rate
     epochs = _warmup_epochs(case)
-    start = "reference" if formula.rule != "none" and case.growth > 2 else 0
+    start = "reference" if case.growth**case.exponent > 2 else 0
     inside = target_inside(recipe.batch.global_, epochs=epochs, rule=formula.rule, scale_with=formula.scale_with)
     target = "" if inside is None else f", target_batch: {inside}"
     return f"write `warmup: {{kind: GradualWarmup, epochs: {epochs:g}, start: {start}, joins: multiply{target}}}`"
@@ -176,7 +176,7 @@ def decay_after_end(case: Case) -> Iterator[Fault]:
     end of the warmup. A schedule that falls all the way, in straight lines or again and again too, is reported where
     more than a tenth of the full rate is left.
 
-    Way out: boundaries or points at the same shares of the run; `epochs: null` for a schedule that falls all the way; a
+    Way out: boundaries or points at the same shares of the run; a schedule that falls all the way without `epochs`; a
         run that ends with a period.
     Source: Goyal et al. 2017, arXiv 1706.02677: steps at 30, 60 and 80 of 90 epochs.
     Fires:
@@ -203,7 +203,7 @@ def decay_after_end(case: Case) -> Iterator[Fault]:
                 )
     if case.optimizer.get("clock") == "gain":  # how far its schedule gets is not known
         return
-    key, ends, way_out = _last_fall(formula.schedule, case.recipe.epochs - case.clock_starts)
+    key, ends, way_out = _last_fall(case, case.recipe.epochs - case.clock_starts)
     if case.clock_starts + ends <= case.recipe.epochs:
         return
     left = formula.schedule(max(0.0, case.recipe.epochs - case.clock_starts))
@@ -216,15 +216,18 @@ def decay_after_end(case: Case) -> Iterator[Fault]:
         )
 
 
-def _last_fall(schedule: Schedule, length: float) -> tuple[str, float, str]:
-    """A key of a schedule, when the fall that it makes at the end of a run of this length is over, and a way out."""
+def _last_fall(case: Case, length: float) -> tuple[str, float, str]:
+    """A key of the schedule, when the fall that it makes at the end of a run of this length is over, and a way out."""
+    schedule = case.recipe.learning_rate.schedule
     if isinstance(schedule, PiecewiseLinear):
         return "points", schedule.points[-1][0], f"move its points so that the last one is at {length:g}"
     if isinstance(schedule, CosineRestarts):
         periods = 1 + schedule.restarts(length * JUST_BEFORE)
         ends = sum(schedule.first * schedule.times**period for period in range(periods))
         return "first", ends, f"write `epochs: {ends:g}`, where a period ends, or another `first`"
-    way_out = "write `epochs: null` in `schedule`, which then ends with the run"
+    way_out = case.until_end_of_run
+    if isinstance(schedule, StableDecay) and schedule.decay_from >= length:
+        way_out = f"write `decay_from: {0.8 * length:.3g}`, and {way_out.removeprefix('write ')}"
     return "epochs", getattr(schedule, "epochs", None) or 0.0, way_out
 
 

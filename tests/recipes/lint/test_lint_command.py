@@ -4,7 +4,10 @@ import json
 from functools import partial
 
 import pytest
+from typer.testing import CliRunner
 
+import kilobatch
+from recipes.errors import RecipeError
 from recipes.lint import entries, handbook
 
 BEYOND = "kilobatch: 1\nextends: goyal2017\nbatch: {global: 16384}\n"
@@ -54,6 +57,18 @@ def test_rules_are_listed(run):
     assert [line.split()[0] for line in out.splitlines()] == list(entries())
     assert [entry["rule"] for entry in json.loads(run("--rules", "--json")[1])] == list(entries())
     assert run("--rules", "--markdown")[1] == handbook()
+
+
+def test_a_wrong_recipe_hides_no_finding_in_the_others(run, tmp_path):
+    (tmp_path / "wrong.yaml").write_text(BEYOND + "epocs: 3\n")
+    names = ["wrong.yaml", "goyal2017", "mine.yaml", "nobody2017"]
+    result = CliRunner().invoke(kilobatch.app, ["recipes", "lint", *names])
+    assert "linear-beyond-8k" in result.stdout
+    assert result.stdout.endswith("goyal2017: clean\nmine.yaml: 1 finding\n")
+    assert isinstance(result.exception, RecipeError)  # which ends with 2
+    unknown, wrong = result.exception.problems  # by name
+    assert str(wrong).startswith("wrong.yaml:4:1: epocs: is not a known key")
+    assert "nobody2017" in str(unknown)
 
 
 def test_wrong_input_ends_with_2(run, tmp_path):

@@ -79,6 +79,17 @@ learning_rate:
   schedule: {kind: Product, factors: [{kind: Cosine, epochs: 90}, {kind: MultiStep, boundaries: [90]}]}
 """
 AIMS = "learning_rate: {warmup: {target_batch: %d}%s}\n"
+MUON = "learning_rate: {reference: %g}\noptimizer: {kind: Muon%s}\n"
+FREE = """\
+learning_rate:
+  {reference: %g, rule: none, warmup: {kind: GradualWarmup, epochs: 5, start: 0}, schedule: {kind: Constant}}
+batch: {global: %d}
+optimizer: {kind: ScheduleFreeSGD}
+"""
+FACTORS = "learning_rate: {factors: [{parameters: [%s], factor: %d}]}\n"
+DECAYING = "schedules: {weight_decay: {kind: PiecewiseLinear, points: [[0, 1], [20, %d], [90, 1]]}}\n"
+RISES = "learning_rate: {warmup: null, schedule: {kind: PiecewiseLinear, points: [[%d, 0], [%d, 1], [90, 0.01]]}}\n"
+NUMBER = "batch: {global: %d}\nlearning_rate: {%s}\nmodel: {zero_last_gamma: true}\n"
 UNSCALED = "learning_rate: {rule: none}\n"
 BY_HAND = "batch: {global: 4096}\nlearning_rate: {rule: none, per: %d, reference: 1.6, warmup: {start: {rate: 0.1}}}\n"
 LINES = "learning_rate: {schedule: {kind: PiecewiseLinear, points: [[0, 1], %s]}}\n"
@@ -98,6 +109,13 @@ LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
         # nothing is scaled that way
         ("goyal2017", "batch: {global: 16384}\nlearning_rate: {rule: sqrt}\n", []),
         ("goyal2017/256", LARS, []),
+        # a rule that is written as a power
+        ("digits/baseline", NUMBER % (64, "rule: 1.0, reference: 0.1"), ["scaled-twice"]),
+        ("digits/baseline", NUMBER % (128, "rule: 0.95, reference: 0.001") + ADAM, ["linear-adam"]),
+        ("digits/baseline", NUMBER % (128, "rule: 0.75, reference: 0.001") + ADAM, []),
+        ("digits/baseline", NUMBER % (128, "rule: 0, per: 8"), ["unscaled-rate"]),
+        ("goyal2017", "learning_rate: {rule: 0.95}\nbatch: {global: 8192}\n", []),
+        ("goyal2017", "learning_rate: {rule: 0.95}\nbatch: {global: 16384}\n", ["linear-beyond-8k"]),
         # a clock that starts after the warmup
         ("goyal2017", "epochs: 120\nlearning_rate: {warmup: {epochs: 31, joins: before}}\n", []),
         ("goyal2017", "learning_rate: {warmup: {epochs: 31, joins: over}}\n", ["warmup-past-decay"]),
@@ -179,6 +197,30 @@ LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
         ("goyal2017", "optimizer: {weight_decay: 3e-3}\n", []),
         ("goyal2017", "optimizer: {weight_decay: 3e-2, decay: times_rate}\n", []),
         ("goyal2017", "optimizer: {weight_decay: 4e-2, decay: times_rate}\n", ["long-steps"]),
+        ("goyal2017", DECAYING % 40, ["long-steps"]),
+        ("goyal2017", DECAYING % 30, []),
+        ("goyal2017", "learning_rate: {rule: sqrt, reference: 0.017677}\n" + ADAM, []),
+        ("goyal2017/256", "learning_rate: {reference: 0.1, schedule: {kind: Cosine}}\n" + ADAM, ["long-steps"]),
+        # Muon, whose decay follows the rate
+        ("digits/baseline", MUON % (1.0, ""), []),
+        ("digits/baseline", MUON % (1.1, ""), ["long-steps"]),
+        ("digits/baseline", MUON % (0.02, ", weight_decay: 5"), []),
+        ("digits/baseline", MUON % (0.02, ", weight_decay: 6"), ["long-steps"]),
+        ("digits/baseline", MUON % (0.09, ", scale: largest"), []),
+        ("digits/baseline", MUON % (0.1, ", scale: largest"), ["long-steps"]),
+        # schedule-free SGD, whose rate is 10 to 50 times larger
+        ("digits/baseline", FREE % (5, 32), []),
+        ("digits/baseline", FREE % (5.1, 32), ["long-steps"]),
+        ("digits/baseline", FREE % (40, 256), ["batch-over-tenth"]),
+        ("digits/baseline", FREE % (41, 256), ["long-steps", "batch-over-tenth"]),
+        # a factor on the rate of all parameters, and of some
+        ("goyal2017", FACTORS % ("'/*'", 100), ["long-steps"]),
+        ("goyal2017", FACTORS % ("/fc/*", 100), []),
+        ("goyal2017", FACTORS % ("'/*'", 0), []),
+        # a rate that stays at 0 before it rises
+        ("goyal2017", RISES % (45, 50), ["rate-near-zero"]),
+        ("goyal2017", RISES % (4, 9), []),
+        ("goyal2017", RISES % (0, 5), []),
         # models without batch normalisation
         ("fashion/simple_cnn", "batch: {norm_span: 4}\noptimizer: {weight_decay: 1e-4}\n", []),
         ("fashion/simple_cnn", "batch: {global: 1024, norm_span: 1024}\nlearning_rate: {per: 1024}\n", []),

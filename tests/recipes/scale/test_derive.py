@@ -239,6 +239,7 @@ SUBJECTS = {
     "that the gradient's noise": "noise",
     "less time:": "time",
     "that the network is trained: the new file makes 59 updates in all; write a batch of at most 288": "updates",
+    "that the file is ready to train: lint reports live-last-gamma: batch.global: ": "gamma",
 }
 DIGITS = "kilobatch: 1\nextends: digits/baseline\n"  # 1,500 samples, batch 32
 LAMB = DIGITS + "optimizer: {kind: Lamb}\n"
@@ -254,7 +255,7 @@ RAMP = DIGITS + "batch: {global: [{from: 0, size: 32}, {from: 1, size: 128}]}\n"
         ("mlperf/lars_8192", None, 16384, ["points", "time"]),
         ("own.yaml", DIGITS, 153, ["time"]),
         ("own.yaml", DIGITS, 154, ["noise", "time"]),
-        ("own.yaml", DIGITS, 512, ["noise", "time", "updates"]),
+        ("own.yaml", DIGITS, 512, ["noise", "time", "updates", "gamma"]),
         ("own.yaml", LAMB, 64, ["root", "time"]),
         ("own.yaml", RAMP, 40, ["noise", "time"]),
         ("own.yaml", RAMP, 31, []),

@@ -82,6 +82,20 @@ def test_a_recipe_of_ones_own_moves_by_as_much_as_the_points(scale, change_of):
     assert change_of(made, "learning_rate.warmup.epochs") == (5, 5)
 
 
+@pytest.mark.parametrize("joins", ["before", "multiply"])
+@pytest.mark.parametrize("epochs", ["", ", epochs: %d"])
+def test_a_schedule_that_ended_with_the_run_ends_with_it_still(epochs, joins, scale):
+    schedule = "{kind: Polynomial%s}" % (epochs and epochs % {"before": 85, "multiply": 90}[joins])
+    warmup = f"{{kind: GradualWarmup, epochs: 5, start: 0, joins: {joins}}}"
+    rate = f"{{reference: 10.0, per: 4096, rule: none, warmup: {warmup}, schedule: {schedule}}}"
+    text = f"kilobatch: 1\nextends: goyal2017\nbatch: {{global: 4096}}\nlearning_rate: {rate}\n"
+    made, opened = scale("own.yaml", 32768, text=text + "optimizer: {kind: Lars, weight_decay: 1e-4}\n")
+    assert opened.recipe.epochs == 124.286  # 90 x 58 / 42, from 42 at 4,096
+    assert opened.recipe.learning_rate.schedule.epochs == pytest.approx({"before": 108.286, "multiply": 124.286}[joins])
+    assert "# 90 x 58 / 42: 58 in mlperf/lars_32768\n" in made.file.read_text()
+    assert not [line for line in made.not_promised if "lint reports" in line]
+
+
 def test_momentum_of_ones_own_moves_by_as_much_as_the_points(scale, change_of):
     own = "kilobatch: 1\nextends: mlperf/lars_8192\noptimizer: {momentum: 0.95}\n"
     made, _ = scale("own.yaml", 32768, text=own)
