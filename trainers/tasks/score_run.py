@@ -160,7 +160,7 @@ def _with_kind(metric: str) -> str:
 
 
 def read_scored(folder: Path, checkpoint: str, device: str | None) -> tuple[Path, CheckpointContent, str]:
-    """A checkpoint, what evaluation scores of it, and the device; from now on images are decoded as in the run.
+    """A checkpoint, what evaluation scores of it, and the device; from now on the run's kernels and decoder serve.
 
     Raises:
         InputRefused: there is no such checkpoint or device; the checkpoint is damaged.
@@ -169,13 +169,31 @@ def read_scored(folder: Path, checkpoint: str, device: str | None) -> tuple[Path
     require_asked(kind)
     path = checkpoint_called(checkpoint, folder / CHECKPOINTS)
     content = read_checkpoint(path).scored()
-    decoder = environment_of(folder).get("decoder", "pillow")
+    before = environment_of(folder)
+    computed = before.get("kernels", {})
+    if kind == "cpu":
+        _follow_kernels(computed.get("operators"), on_gpu="gpu" in computed)
+    decoder = before.get("decoder", "pillow")
     decoders.use(None)
     decoders.follow(decoder)
     if decoders.in_use() != decoder:
         what = f"images are decoded by {decoders.in_use()}, in the run by {decoder}; {decoders.VARIABLE}={decoder} asks"
         print_warnings([f"{what} for it"])
     return path, content, kind
+
+
+def _follow_kernels(was: str | None, *, on_gpu: bool) -> None:
+    """Compute on the CPU by the kernels of a run, or warn that others serve."""
+    kernels.follow(None if on_gpu else was)
+    if not on_gpu and was in (None, kernels.in_use()):
+        return
+    way_out = f"{kernels.VARIABLE}={was} asks for them"
+    if on_gpu:
+        was, way_out = f"{was} kernels of a GPU", "--device gpu takes one"
+    elif lacks := kernels.missing(was):
+        way_out = "; ".join(lacks)
+    what = f"{kernels.in_use()} kernels compute, in the run {was}: the same sums, rounded otherwise"
+    print_warnings([f"{what}; {way_out}"])
 
 
 def give_weights(
@@ -186,8 +204,6 @@ def give_weights(
 
     from trainers.models.batch_norm import NormGroups
 
-    if kind == "cpu":
-        kernels.settle()
     model.to_device(take_device(kind, MPI.COMM_SELF))
     NormGroups(recipe.evaluation).install(model)  # one pass a layer, with the same bits as in training
     with refuse_foreign(path):
