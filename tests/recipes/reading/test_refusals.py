@@ -327,6 +327,9 @@ CASES = r"""
 9| loss: {kind: BinaryCrossEntropy, reduction: class_men}
 => 9:45 loss.reduction: the text 'class_men'; must be class_mean or class_sum
 # Image sizes
+4| model: {kind: SimpleCNN}
+ | augmentation: {train: [{kind: RandomCrop, size: 7}], eval: [{kind: CenterCrop, size: 8}]}
+=> 5:60 augmentation.eval: trained on 7x7 and scored on 8x8; give both augmentations one size
 10| image_size: 8
 => 10:13 image_size: is used by no augmentation; size: image_size
 10| augmentation: {train: [{kind: RandomResizedCrop, size: image_size}]}
