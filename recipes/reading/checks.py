@@ -267,7 +267,8 @@ def _check_moved(reading: Reading, recipe: Recipe, epochs: Sequence[float]) -> N
             continue
         if not getattr(optimizer, name or key, 0.0):
             what = f"{kind} has no {key}, or it is 0" if name else f"{kind} has no momentum"
-            reading.refuse(("schedules", key), what, f"give `optimizer` a {key}, or remove this")
+            way_out = f"give `optimizer` a {key}" if name else "choose another `optimizer`"
+            reading.refuse(("schedules", key), what, f"{way_out}, or remove this")
             continue
         for epoch in epochs:
             try:
