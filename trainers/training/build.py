@@ -246,7 +246,7 @@ def build_exchange(
     flat = FlatGradients(order, connection.allocate, copies=copies)
     if updater.local_steps is not None:
         return LocalExchange(flat, connection, parts.optimizer)
-    bucket_bytes = settings.bucket_bytes_of(flat.values.nbytes, double_buffering=copies > 1)
+    bucket_bytes = settings.bucket_bytes_of(flat.values.nbytes, double_buffering=copies > 1, exact=exact)
     if exact:
         return ExactExchange(flat, connection, bucket_bytes=bucket_bytes)
     return Exchange(flat, connection, wire=wire, bucket_bytes=bucket_bytes, overlap=settings.overlap)

@@ -5,11 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from recipes.errors import InputRefused
+from recipes.planning.cluster import GradientExchange
 from recipes.reading.open import open_recipe
 from trainers.launch.vocabulary import vocabulary
-from trainers.training.build import build, build_model
+from trainers.training.build import build, build_exchange, build_model
 
 NORMALIZE = "{kind: Normalize, with: digits}"
 CENTRE = "augmentation.eval=[{kind: Resize, shorter: 64}, {kind: CenterCrop, size: 48}]"
@@ -116,6 +118,13 @@ def test_augmentation_may_end_where_the_list_of_training_does_not_end_in_its_nor
     )
     np.testing.assert_allclose(late, scored, rtol=1e-6)
     assert (made.load_train(0, 0)[0] != late).any()
+
+
+def test_exact_mode_does_not_send_its_gradients_in_single_numbers():
+    """Each of its numbers would take an exchange of its own: a run that looks hung."""
+    exchange = build_exchange(GradientExchange(bucket_bytes=1), parts(), MPI.COMM_SELF, exact=True)
+    assert exchange._tree._piece_bytes == 256_000
+    exchange.close()
 
 
 FLATTENING = """\
