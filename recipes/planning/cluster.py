@@ -21,7 +21,7 @@ class GradientExchange:
         wire: format of the numbers sent. In shared memory nothing is sent, and nothing rounded.
         bucket_bytes: gradients are sent in buckets of at least so many bytes; at least 1. `auto`: an eighth of all, so
             that the last bucket, which nothing hides, is short; with double buffering, which hides every bucket, all;
-            at least 256 kB and at most 32 MB.
+            at least 256 kB and at most 32 MB. Exact mode sends at least 256 kB at a time.
         overlap: send a bucket as soon as backward has finished it, on a thread of its own.
     Raises:
         ValueError: `bucket_bytes` is below 1.
@@ -36,11 +36,17 @@ class GradientExchange:
         if self.bucket_bytes != "auto" and self.bucket_bytes < 1:
             raise ValueError(f"GradientExchange.bucket_bytes must be auto or at least 1, got {self.bucket_bytes}")
 
-    def bucket_bytes_of(self, num_bytes: int, *, double_buffering: bool = False) -> int:
-        """The size of a bucket for gradients of `num_bytes` in all."""
-        if self.bucket_bytes != "auto":
-            return self.bucket_bytes
+    def bucket_bytes_of(self, num_bytes: int, *, double_buffering: bool = False, exact: bool = False) -> int:
+        """The size of a bucket for gradients of `num_bytes` in all.
+
+        Exact mode cuts the gradients anywhere, and into pieces of single numbers would not come to an end.
+
+        >>> GradientExchange(bucket_bytes=1).bucket_bytes_of(10**6, exact=True)
+        256000
+        """
         smallest, largest = _BUCKET_BYTES
+        if self.bucket_bytes != "auto":
+            return max(self.bucket_bytes, smallest) if exact else self.bucket_bytes
         return min(max(num_bytes if double_buffering else num_bytes // 8, smallest), largest)
 
 

@@ -128,8 +128,8 @@ def optimizer_at(recipe: Recipe, epoch: float) -> Any:
     """
     optimizer, schedules = recipe.optimizer, recipe.schedules
     moved = {}
-    if schedules.momentum is not None:
-        moved[momentum_key(optimizer)] = momentum_at(recipe, epoch)
+    if schedules.momentum is not None and (key := momentum_key(optimizer)) is not None:
+        moved[key] = momentum_at(recipe, epoch)
     if schedules.weight_decay is not None:
         moved["weight_decay"] = weight_decay_at(recipe, epoch)
     return replace(optimizer, **moved) if moved else optimizer

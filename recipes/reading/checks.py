@@ -15,7 +15,7 @@ from recipes.planning.looked_at import knots, looked_at
 from recipes.planning.rates import learning_rate_at, momentum_key, optimizer_at
 from recipes.reading.read import Path, Reading
 from recipes.schema import Dataset, Recipe
-from recipes.schema.image_size import IMAGE_SIZE, image_sizes, keys_of_image_size, late_sizes
+from recipes.schema.image_size import IMAGE_SIZE, evaluated_size, image_sizes, keys_of_image_size, late_sizes
 from recipes.schema.vocabulary import Unbuilt, metric_name
 
 _MOVED = ("momentum", "weight_decay")  # keys of `schedules`
@@ -23,7 +23,10 @@ _MOST_RESTARTS = 100_000  # of a schedule in a run
 
 
 def check_image_size(reading: Reading, recipe: Recipe) -> None:
-    """Notes contradictions between `image_size` and the augmentations; `trainers.training.build` checks the model's."""
+    """Notes contradictions between `image_size`, the augmentations and a model that takes images of one size.
+
+    `trainers.training.build` checks what the data and the model itself decide.
+    """
     augmentation, end = recipe.augmentation, recipe.augmentation.end
     users = _users(augmentation.train, ("augmentation", "train"))
     if recipe.image_size is None:
@@ -44,6 +47,19 @@ def check_image_size(reading: Reading, recipe: Recipe) -> None:
                 what = f"makes images of {size} pixels, where `augmentation.train` makes {before}"
                 reading.refuse(("augmentation", "end"), what, "write `end.train` with that size")
                 break
+    trained_at, scored_at = {*image_sizes(recipe)}, evaluated_size(recipe)
+    if getattr(recipe.model, "takes_one_size", False) and None not in trained_at | {scored_at} and len(trained_at) == 1:
+        (side,) = trained_at
+        if side != scored_at:
+            what, way_out = other_size_in_evaluation(type(recipe.model).__name__, side, scored_at)
+            reading.refuse(("augmentation", "eval"), what, way_out)
+
+
+def other_size_in_evaluation(model: str, trained_at: int, scored_at: int) -> tuple[str, str]:
+    """What is wrong with images of another size in evaluation, for a model that takes one size; and the way out."""
+    sides = f"trained on {trained_at}x{trained_at} and scored on {scored_at}x{scored_at}"
+    way_out = "give both augmentations one size, or choose a model that ends in a global average"
+    return f"{model} takes images of one size, and would be {sides}", way_out
 
 
 def _users(entries: Sequence[object], path: Path) -> list[Path]:
@@ -251,7 +267,8 @@ def _check_moved(reading: Reading, recipe: Recipe, epochs: Sequence[float]) -> N
             continue
         if not getattr(optimizer, name or key, 0.0):
             what = f"{kind} has no {key}, or it is 0" if name else f"{kind} has no momentum"
-            reading.refuse(("schedules", key), what, f"give `optimizer` a {key}, or remove this")
+            way_out = f"give `optimizer` a {key}" if name else "choose another `optimizer`"
+            reading.refuse(("schedules", key), what, f"{way_out}, or remove this")
             continue
         for epoch in epochs:
             try:

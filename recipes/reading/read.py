@@ -26,7 +26,7 @@ from recipes.reading.load import Origins, index_in
 from recipes.reading.other_frameworks import key_here, kind_here, value_here
 from recipes.reading.yaml import OTHER_WORDS, Origin, OverrideSource
 from recipes.schema import Recipe
-from recipes.schema.positions import UNITS, counted_by
+from recipes.schema.positions import UNITS, NoPosition, counted_by
 from recipes.schema.vocabulary import Component, Unbuilt, Vocabulary, described_in, kind_of
 
 
@@ -165,7 +165,7 @@ class Reading:
         may_lack: the tree has a key `lacks`.
         allow_code: a kind may be a dotted name of the user's own code; None leaves such a component unbuilt, for those
             who only look at the recipe.
-        to_epochs: a position as written -> epochs, or ValueError; None while the data set is not known.
+        to_epochs: a position as written -> epochs, REFUSED or NoPosition; None while the data set is not known.
         rest_of_run: default length in epochs of a schedule; None if there is no default.
         of_run: the recipe is that of a run that was trained: `refuse_anew` notes warnings.
         copies_in: folders of runs whose copies serve where a file that is named is gone.
@@ -312,8 +312,10 @@ class Reading:
             return REFUSED, raw
         try:
             epochs = self.to_epochs(raw)
-        except ValueError as error:
-            return self.refuse(path, str(error), f"write {UNITS}"), raw
+        except NoPosition as error:
+            return self.refuse(path, str(error), f"write {error.units}"), raw
+        if epochs is REFUSED:
+            return REFUSED, raw
         resolved = int(epochs) if epochs.is_integer() else epochs
         if isinstance(raw, str) and counted_by(raw):
             self.notes[path] = f"{self.origin(path)}, {position_rule(raw, resolved)}"

@@ -11,7 +11,7 @@ import dataclasses
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -34,7 +34,7 @@ from recipes.reading.read import REFUSED, Path, Reading, dotted, names_in, value
 from recipes.reading.read_init import read_init
 from recipes.reading.registry import UnknownNameError, can_name_folder
 from recipes.schema import Batch, Dataset, LearningRate, RampStep, Recipe, Schedules, Warmup
-from recipes.schema.positions import first_sample_at, parse_position
+from recipes.schema.positions import counted_by, first_sample_at, parse_position
 from recipes.schema.vocabulary import Component
 
 # Keys of a warmup that stand beside those of its kind.
@@ -55,6 +55,7 @@ class TimeReading:
         dataset: REFUSED until it is read.
         epochs: length of the run; None until it is read, or if it was refused.
         ramp: the global batch; likewise.
+        refused: which of both were, with a problem noted: positions that are counted by them have none of their own.
     """
 
     reading: Reading
@@ -63,6 +64,7 @@ class TimeReading:
     dataset: Any = REFUSED
     epochs: float | None = None
     ramp: BatchRamp | None = None
+    refused: set[tuple[str, ...]] = field(default_factory=set)
 
     def read_dataset(self, raw: Any, path: Path, _: Mapping[str, Any]) -> tuple[Any, Any]:
         name, resolved = self.reading.value(str, raw, path)
@@ -97,14 +99,17 @@ class TimeReading:
             self.reading.refuse(path, what, "hold out more")
 
     def read_epochs(self, raw: Any, path: Path, _: Mapping[str, Any], *, global_: Any) -> tuple[Any, Any]:
-        if isinstance(raw, str) and raw.endswith("up") and global_ is not None:
+        if isinstance(raw, str) and raw.endswith(("up", "run")) and global_ is not None:
             # The ramp converts updates to samples; its own problems are noted when `batch` is read.
             problems = list(self.reading.problems)
-            self.ramp = self._read_ramp(global_, ("batch", "global"))[0]
+            ramp = self._read_ramp(global_, ("batch", "global"))[0]
             self.reading.problems[:] = problems
-            if self.ramp is REFUSED:
+            if ramp is REFUSED and raw.endswith("up"):
                 return REFUSED, raw
+            self.ramp = None if ramp is REFUSED else ramp
         epochs, resolved = self.reading.position(raw, path)
+        if epochs is REFUSED or epochs <= 0:
+            self.refused.add(path)
         if epochs is REFUSED:
             return REFUSED, resolved
         if epochs <= 0:
@@ -112,7 +117,9 @@ class TimeReading:
         self.epochs = epochs
         return epochs, resolved
 
-    def _to_epochs(self, raw: object) -> float:
+    def _to_epochs(self, raw: object) -> Any:
+        if isinstance(raw, str) and counted_by(raw) in self.refused:
+            return REFUSED
         steps = self.ramp and partial(self._samples_after, self.ramp.boundaries, self.ramp.sizes)
         return parse_position(
             raw, num_train=self.dataset.num_train, epochs=self.epochs, updates_to_samples=steps or None
@@ -130,11 +137,16 @@ class TimeReading:
     def read_batch(self, raw: Any, path: Path, _: Mapping[str, Any]) -> tuple[Any, Any]:
         self.ramp = None
         if not isinstance(raw, dict) or "global" not in raw:
+            self.refused |= {("epochs",), (*path, "global")}
             # The span can only be read beside a batch, which `record` refuses here.
             return self.reading.record(Batch, raw, path, using={"norm_span": lambda tree, *_: (REFUSED, tree)})
         # Before the rest: `500up` inside norm_span counts by it, and so does everything after it.
         ramp, tree = self._read_ramp(raw["global"], (*path, "global"))
         self.ramp = None if ramp is REFUSED else ramp
+        if ramp is REFUSED:
+            self.refused.add((*path, "global"))
+        if self.epochs is None:
+            self.refused.add(("epochs",))
         given = raw
         if "norm_span" not in raw:
             span = largest_divisor(_LARGEST_DEFAULT_SPAN, self.ramp.sizes) if self.ramp else 1

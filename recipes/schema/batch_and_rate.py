@@ -37,7 +37,8 @@ class RampStep:
         from_: position from which on the size holds; 0 in the first step.
         size: samples of a batch or a norm group, or pixels of an image's side; at least 1.
         grow_to: the size that the line reaches, more than `size`; null for one step.
-        until: position at which it reaches `grow_to`.
+        until: position at which it reaches `grow_to`; updates are counted by the steps before this one, so the first
+            step takes no `up`.
         by: by how much a step grows; it divides the whole growth into at most 256 steps.
     """
 

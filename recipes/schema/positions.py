@@ -32,6 +32,18 @@ _SAMPLES = {"sp": 1, "ksp": 10**3, "Msp": 10**6, "Gsp": 10**9}
 UNITS = "30 or 30ep (epochs), 500up (updates), 1.5Msp (samples) or 0.5run"
 
 
+class NoPosition(ValueError):
+    """A value is no position.
+
+    Args:
+        units: how one is written, with the units that can be counted there.
+    """
+
+    def __init__(self, what: str, units: str) -> None:
+        self.units = units
+        super().__init__(what)
+
+
 def parse_position(
     value: object,
     *,
@@ -47,16 +59,32 @@ def parse_position(
         epochs: length of the run; None while it is not known, which refuses `run`.
         updates_to_samples: samples consumed by so many updates; None while it is not known, which refuses `up`.
     Raises:
-        ValueError: not a number or a text of these, negative, a fraction of an update or a sample, a unit that cannot
+        NoPosition: not a number or a text of these, negative, a fraction of an update or a sample, a unit that cannot
             be used here, or more than 2^53 samples.
 
     >>> parse_position("1.5Msp", num_train=1_000_000), parse_position("0.5run", num_train=10, epochs=90.0)
     (1.5, 45.0)
     """
-    epochs_given = _in_epochs(value, num_train, epochs, updates_to_samples)
-    if epochs_given * num_train > _COUNTED:
-        raise ValueError(f"{value} is more than {_COUNTED:,} samples")
+    try:
+        epochs_given = _in_epochs(value, num_train, epochs, updates_to_samples)
+        if epochs_given * num_train > _COUNTED:
+            raise ValueError(f"{value} is more than {_COUNTED:,} samples")
+    except ValueError as error:
+        raise NoPosition(str(error), _units(up=updates_to_samples is not None, run=epochs is not None)) from None
     return epochs_given
+
+
+def _units(*, up: bool, run: bool) -> str:
+    """`UNITS`, without those that cannot be counted.
+
+    >>> _units(up=False, run=True)
+    '30 or 30ep (epochs), 1.5Msp (samples) or 0.5run'
+    >>> _units(up=True, run=True) == UNITS
+    True
+    """
+    last = "1.5Msp (samples) or 0.5run" if run else "1.5Msp (samples)"
+    between = ", 500up (updates)" if up else ""
+    return f"30 or 30ep (epochs){between}{', ' if run else ' or '}{last}"
 
 
 def typed_position(text: str, **how: Any) -> float:

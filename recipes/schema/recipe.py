@@ -403,7 +403,7 @@ class Recipe:
         dataset: name or path of a file of `configs/datasets`.
         model: the network.
         init: weights of a file that the run begins with; null: they are drawn by `seed`.
-        epochs: length of the run, above 0.
+        epochs: length of the run, above 0; in updates only where no step of `batch.global` is in `run`.
         batch: samples an update.
         learning_rate: the learning rate over time.
         optimizer: the rule that turns a gradient into a step.

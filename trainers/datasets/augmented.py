@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
+from recipes.errors import InputRefused
 from recipes.schema import Dataset, Recipe
+from recipes.schema.image_size import image_sizes
 from trainers.augmentations.decoders import UndecodableImage
 from trainers.augmentations.pipeline import Pipeline, Pixels
 from trainers.datasets.bad_images import can_skip, open_samples
@@ -144,3 +146,33 @@ def augmented_samples(recipe: Recipe, dataset: Dataset, split: Split, *, pixels:
     pipeline = Pipeline(parts=getattr(recipe.augmentation, split), dataset=dataset, seed=recipe.seed)
     samples = open_samples(dataset, "train" if split == "late" else split)
     return AugmentedSamples(samples, pipeline, split, pixels)
+
+
+class UnfitEnd(InputRefused):
+    """The end of augmentation does not fit what is before it.
+
+    Args:
+        what, way_out: of `augmentation.end`.
+    """
+
+    def __init__(self, what: str, way_out: str) -> None:
+        self.what, self.way_out = what, way_out
+        super().__init__(f"augmentation.end: {what}; {way_out}")
+
+
+def late_samples(recipe: Recipe, dataset: Dataset, train: AugmentedSamples) -> AugmentedSamples:
+    """Training samples as they are after the end of augmentation, of the same open data set.
+
+    Raises:
+        UnfitEnd: they come out in another size than before, are normalised otherwise, or not scaled alike.
+    """
+    has_end = train.pipeline.finish.normalize is not None
+    pipeline = Pipeline(parts=recipe.augmentation.late, dataset=dataset, seed=recipe.seed, has_end=has_end)
+    if pipeline.finish != train.pipeline.finish:
+        what = "ends in another `Normalize` than augmentation.train, or scales pixels in another way"
+        raise UnfitEnd(what, "let both lists end in the same `Normalize`")
+    late = replace(train, pipeline=pipeline, split="late")
+    before, after = (load(0, 0, image_size=image_sizes(recipe)[-1])[0].shape for load in (train, late))
+    if before != after:
+        raise UnfitEnd(f"makes images of {after} where augmentation.train makes {before}", "give both one size")
+    return late

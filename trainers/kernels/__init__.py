@@ -116,6 +116,15 @@ def settle() -> None:
             use(of_runs())
 
 
+def follow(kind: str | None) -> None:
+    """Use the kernels of a run on the CPU, where they work here and the environment asks for no others."""
+    use(None)
+    settle()
+    if not os.environ.get(VARIABLE) and kind in KINDS and not missing(kind):
+        with contextlib.suppress(ImportError, OSError):  # of PyTorch, and of the loader
+            use(kind)
+
+
 def use_on_gpu(kind: str | None) -> tuple[str, str | None]:
     """Compute by these kernels on GPUs from now on.
 

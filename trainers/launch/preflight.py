@@ -8,7 +8,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from recipes.errors import InputRefused
+from recipes.errors import InputRefused, RecipeError
 from recipes.reading.load import chain_of
 from recipes.reading.open import CODE, OpenedRecipe, leaves
 from recipes.reading.read import dotted
@@ -16,10 +16,11 @@ from recipes.reading.registry import SHOWN_PACK, is_of_pack, shown
 from recipes.schema import Dataset, Recipe
 from recipes.sharing.pack_file import HEAD
 from trainers import models
+from trainers.datasets.augmented import UnfitEnd, augmented_samples, late_samples
 from trainers.datasets.bad_images import can_skip, limit_of
 from trainers.datasets.held_out import contradictions, label_gaps, open_split
 from trainers.datasets.samples import evenly
-from trainers.runs.errors import ServiceAway, print_warnings
+from trainers.runs.errors import ServiceAway, UnfitImage, print_warnings
 from trainers.runs.identity import is_of_the_user, known_identity, own_code, sha256_of_files
 from trainers.runs.memory import installed_bytes
 from trainers.runs.run_folder import RUN
@@ -88,6 +89,7 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
         the warnings that it has printed.
     Raises:
         DataRefused: see `require_data`, `require_room` and `require_readable`.
+        RecipeError: see `require_end`.
         InputRefused: an extension lacks its package, images cannot be computed together, a model of one's own cannot be
             trained, a loss or an optimizer of one's own cannot train it in a new run, a file would take the place of a
             pack's code there, the recipe names parameters that the model does not have, or initial weights do not fit;
@@ -117,10 +119,31 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
         from trainers.training.trial_images import require_images
 
         warnings += print_warnings(require_images(opened.recipe, opened.dataset))
+    if files:
+        require_end(opened)
     warnings += require_own_code(opened, on_gpu=device == "gpu", is_new=files)
     if files:
         warnings += require_fit(opened)
     return warnings
+
+
+def require_end(opened: OpenedRecipe) -> None:
+    """Compare the first training sample before and after the end of augmentation, where the recipe has one.
+
+    Raises:
+        RecipeError: see `late_samples`.
+        InputRefused: the sample cannot be loaded.
+    """
+    recipe, dataset, reading = opened.recipe, opened.dataset, opened.reading
+    if recipe.augmentation.end is None:
+        return
+    try:
+        late_samples(recipe, dataset, augmented_samples(recipe, dataset, "train"))
+    except UnfitEnd as error:
+        reading.refuse(("augmentation", "end"), error.what, error.way_out)
+        raise RecipeError(reading.problems) from error
+    except UnfitImage as error:
+        raise InputRefused(f"augmentation.train: {error}") from error
 
 
 def require_own_code(opened: OpenedRecipe, *, on_gpu: bool = False, is_new: bool = True) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 from recipes.errors import InputRefused, printable_line, refuse_unreachable
 from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.reports.wording import percent
-from recipes.schema.image_size import evaluated_size
+from recipes.schema.image_size import evaluated_size, image_sizes
 from trainers.datasets.augmented import augmented_samples
 from trainers.datasets.inspection import class_called
 from trainers.datasets.samples import IMAGE_SUFFIXES, ImageFiles, UnreadableImage
@@ -140,7 +140,9 @@ def _predicted(
             several.append((paths[index], image))
         if several and model is None:
             example = _Files(paths=[several[0][0]], channels=dataset.channels)  # lazy layers see an image
-            model = drawn_model(recipe, replace(dataset, reader=example, num_train=1, num_eval=1, validation=None))
+            given = replace(dataset, reader=example, num_train=1, num_eval=1, validation=None)
+            side = image_sizes(recipe)[-1] or (shape[1] if shape[1] == shape[2] else None)
+            model = drawn_model(recipe, given, sides=(side, None))
             give_weights(model, recipe, path, content, kind)
         if several:
             names, images = zip(*several, strict=True)

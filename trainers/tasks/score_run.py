@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,7 +160,7 @@ def _with_kind(metric: str) -> str:
 
 
 def read_scored(folder: Path, checkpoint: str, device: str | None) -> tuple[Path, CheckpointContent, str]:
-    """A checkpoint, what evaluation scores of it, and the device; from now on images are decoded as in the run.
+    """A checkpoint, what evaluation scores of it, and the device; from now on the run's kernels and decoder serve.
 
     Raises:
         InputRefused: there is no such checkpoint or device; the checkpoint is damaged.
@@ -169,6 +169,8 @@ def read_scored(folder: Path, checkpoint: str, device: str | None) -> tuple[Path
     require_asked(kind)
     path = checkpoint_called(checkpoint, folder / CHECKPOINTS)
     content = read_checkpoint(path).scored()
+    if kind == "cpu":
+        _follow_kernels(environment_of(folder).get("kernels", {}))
     decode_as_in(folder)
     return path, content, kind
 
@@ -183,6 +185,17 @@ def decode_as_in(folder: Path) -> None:
         print_warnings([f"{what} for it"])
 
 
+def _follow_kernels(of_run: Mapping[str, Any]) -> None:
+    """Compute on the CPU by the kernels of a run on a CPU, or warn that others serve."""
+    was = None if "gpu" in of_run else of_run.get("operators")
+    kernels.follow(was)
+    if was in (None, kernels.in_use()):
+        return
+    way_out = "; ".join(kernels.missing(was)) or f"{kernels.VARIABLE}={was} asks for them"
+    what = f"{kernels.in_use()} kernels compute, in the run {was}: the same sums, rounded otherwise"
+    print_warnings([f"{what}; {way_out}"])
+
+
 def give_weights(
     model: chainer.Chain, recipe: Recipe, path: Path, content: CheckpointContent, kind: str
 ) -> dict[str, Any]:
@@ -191,8 +204,6 @@ def give_weights(
 
     from trainers.models.batch_norm import NormGroups
 
-    if kind == "cpu":
-        kernels.settle()
     model.to_device(take_device(kind, MPI.COMM_SELF))
     NormGroups(recipe.evaluation).install(model)  # one pass a layer, with the same bits as in training
     with refuse_foreign(path):

@@ -13,15 +13,16 @@ import numpy as np
 from recipes.errors import InputRefused
 from recipes.planning.cluster import GradientExchange
 from recipes.planning.memory import Model
+from recipes.reading.checks import other_size_in_evaluation
 from recipes.schema import Dataset, Init, Recipe, Updater
 from recipes.schema.image_size import evaluated_size, image_sizes
 from trainers.augmentations.mixing import GroupMixing
-from trainers.augmentations.pipeline import Finish, Pipeline
+from trainers.augmentations.pipeline import Finish
 from trainers.communicators import Auto, Direct
 from trainers.communicators.gpu import Gpu
 from trainers.communicators.host_staging import connect_on_gpu
 from trainers.communicators.wire import WIRES, FullWire
-from trainers.datasets.augmented import AugmentedSamples, augmented_samples
+from trainers.datasets.augmented import AugmentedSamples, augmented_samples, late_samples
 from trainers.datasets.bad_images import SkippedImage, SkippingSamples
 from trainers.datasets.device_feed import DeviceFeed
 from trainers.gradients.exchange import ExactExchange, Exchange
@@ -94,7 +95,7 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
         loss=loss_function(recipe.loss),
         load_train=train,
         load_eval=evaluated,
-        load_late=_late(recipe, dataset, train),
+        load_late=None if recipe.augmentation.end is None else late_samples(recipe, dataset, train),
         load_pixels=replace(train, pixels=True),
         finish=train.pipeline.finish,
         mixing=_mixing(recipe, dataset),
@@ -111,24 +112,6 @@ def ordered(parts: Parts) -> Parts:
     image, _ = parts.load_eval(0, 0)
     images_NCHW = parts.model.device.send(image[np.newaxis].astype(chainer.get_dtype(), copy=False))
     return replace(parts, order=backward_order(parts.model, images_NCHW))
-
-
-def _late(recipe: Recipe, dataset: Dataset, train: AugmentedSamples) -> AugmentedSamples | None:
-    """Training samples as they are after the end of augmentation, of the same open data set."""
-    if recipe.augmentation.end is None:
-        return None
-    has_end = train.pipeline.finish.normalize is not None
-    pipeline = Pipeline(parts=recipe.augmentation.late, dataset=dataset, seed=recipe.seed, has_end=has_end)
-    if pipeline.finish != train.pipeline.finish:
-        what = "ends in another `Normalize` than augmentation.train, or scales pixels in another way"
-        raise InputRefused(f"augmentation.end: {what}; let both lists end in the same `Normalize`")
-    late = replace(train, pipeline=pipeline, split="late")
-    before, after = (load(0, 0, image_size=image_sizes(recipe)[-1])[0].shape for load in (train, late))
-    if before != after:
-        raise InputRefused(
-            f"augmentation.end: makes images of {after} where augmentation.train makes {before}; give both one size"
-        )
-    return late
 
 
 Sides = Sequence[int | None]  # of the images that a model is trained on, and of those that it is scored on
@@ -152,10 +135,7 @@ def build_model(recipe: Recipe, dataset: Dataset, *, sides: Sides | None = None)
     """
     sizes, scored_at = image_sizes(recipe), evaluated_size(recipe)
     if sides is None and sizes[-1] is None:
-        with suppress(
-            OSError, ValueError, LookupError, TypeError, InputRefused
-        ):  # no data, or bad ones: said elsewhere
-            sides = loaded_sides(recipe, *(augmented_samples(recipe, dataset, split) for split in ("train", "eval")))
+        sides = _sides_at_hand(recipe, dataset)
     if sides is not None:
         sizes[-1], scored_at = sides[0] or sizes[-1], sides[1] or scored_at
     try:
@@ -168,8 +148,17 @@ def build_model(recipe: Recipe, dataset: Dataset, *, sides: Sides | None = None)
         raise InputRefused(f"{what}; correct it{unknown if sizes[-1] is None else ''}") from error
     if len(set(sizes)) > 1:
         _require_sizes(model, recipe.model, channels=dataset.channels, sizes=sorted(set(sizes)))
+    if sides is None and scored_at is None and getattr(model, "image_size", None) is not None:
+        _, scored_at = _sides_at_hand(recipe, dataset)
     _require_evaluated_size(model, recipe, scored_at)
     return model
+
+
+def _sides_at_hand(recipe: Recipe, dataset: Dataset) -> Sides:
+    """`loaded_sides` of the data, where they are here."""
+    with suppress(OSError, ValueError, LookupError, TypeError, InputRefused):  # no data, or bad ones: said elsewhere
+        return loaded_sides(recipe, *(augmented_samples(recipe, dataset, split) for split in ("train", "eval")))
+    return None, None
 
 
 def drawn_model(recipe: Recipe, dataset: Dataset, *, sides: Sides | None = None) -> chainer.Chain:
@@ -223,11 +212,8 @@ def _require_evaluated_size(model: chainer.Chain, recipe: Recipe, scored_at: int
     """Refuse now a model made for one `image_size` that evaluation would give another."""
     built_for = getattr(model, "image_size", None)
     if None not in (built_for, scored_at) and built_for != scored_at:
-        raise InputRefused(
-            f"{type(recipe.model).__name__} takes images of one size, and would be trained on {built_for}x{built_for} "
-            f"and scored on {scored_at}x{scored_at}; give both augmentations one size, or choose a "
-            "model that ends in a global average"
-        )
+        what, way_out = other_size_in_evaluation(type(recipe.model).__name__, built_for, scored_at)
+        raise InputRefused(f"{what}; {way_out}")
 
 
 def build_exchange(
@@ -260,7 +246,7 @@ def build_exchange(
     flat = FlatGradients(order, connection.allocate, copies=copies)
     if updater.local_steps is not None:
         return LocalExchange(flat, connection, parts.optimizer)
-    bucket_bytes = settings.bucket_bytes_of(flat.values.nbytes, double_buffering=copies > 1)
+    bucket_bytes = settings.bucket_bytes_of(flat.values.nbytes, double_buffering=copies > 1, exact=exact)
     if exact:
         return ExactExchange(flat, connection, bucket_bytes=bucket_bytes)
     return Exchange(flat, connection, wire=wire, bucket_bytes=bucket_bytes, overlap=settings.overlap)

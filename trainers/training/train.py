@@ -115,8 +115,8 @@ def train_as_rank(
     job = slurm_job()
     log.info("run: %s%s", folder, f", job {job['job']} of Slurm" if job else "")
     if on_cpu := prepared.plan.cluster.device == "cpu":
-        kernels.settle()
-    decoders.use(None)  # of the environment, whatever this process did before
+        kernels.follow(None)
+    decoders.use(None)  # both of the environment, whatever this process did before
     read = {"recipe": prepared.opened.tree, "cluster": repr(prepared.plan.cluster)}
     require_one_recipe(digest_of(read), mpi)
     whys = mpi.allgather(prepared.plan.why_not_exact)  # hosts may have other environments
@@ -360,18 +360,18 @@ class _Run:
         self.checkpoints = Checkpoints(
             folder / CHECKPOINTS,
             writes=self.leads,
+            every=Every(epochs=self.prepared.checkpoint_every, timeline=timeline),
             evaluation=evaluation,
             metrics=self.metrics,
             resumed=resumed,
             identity={"recipe": self.opened.recipe.name, "ids": self.ids},
             moved=self.heartbeat.moved,
         )
-        every = Every(epochs=self.prepared.checkpoint_every, timeline=timeline)
         recipe = self.opened.recipe.evaluation
         evaluates = Every(epochs=recipe.every, timeline=timeline, offset=recipe.offset)
 
         def saves(trainer: Trainer) -> bool:
-            return self._ends() or every(trainer)
+            return self._ends() or self.checkpoints.every(trainer)
 
         trainer.extend(lambda _: self.heartbeat.updated(), name="heartbeat", trigger=(1, "iteration"), priority=_FIRST)
         trainer.extend(self.metrics)

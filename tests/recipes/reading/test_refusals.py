@@ -186,6 +186,9 @@ CASES = r"""
 8| optimizer: {kind: SGD}
  | schedules: {momentum: {kind: Cosine}}
 => 9:23 schedules.momentum: SGD has no momentum; remove this
+8| optimizer: {kind: ScheduleFreeSGD, weight_decay: 0.001}
+ | schedules: {momentum: {kind: Cosine}, weight_decay: {kind: Cosine}}
+=> 9:23 schedules.momentum: ScheduleFreeSGD has no momentum; choose another `optimizer`, or remove this
 8| optimizer: {kind: MomentumSGD, momentum: 0.9}
  | schedules: {weight_decay: {kind: Cosine}}
 => 9:27 schedules.weight_decay: no weight_decay, or it is 0; give `optimizer` a weight_decay
@@ -253,6 +256,15 @@ CASES = r"""
 => 6:57 batch.global.0.grow_to: is 96; more than size 96
 6| batch: {global: [{from: 0, size: 96}, {from: 5, size: 96, until: 5, grow_to: 97, by: 1}]}
 => 6:66 batch.global.1.until: is 5; after from 5
+5| epochs: 0.5run
+ | image_size: [{from: 0, size: 6}, {from: 0.5run, size: 8}]
+=> 5:9 epochs: 0.5run needs the length of the run; 30ep (epochs), 500up (updates) or 1.5Msp (samples)
+6| batch: {global: [{from: 0, size: 96, until: 10up, grow_to: 192, by: 32}], norm_span: 32}
+=> 6:45 batch.global.0.until: 10up needs the batch sizes; 30ep (epochs), 1.5Msp (samples) or 0.5run
+5| epochs: 18up
+6| batch: {global: [{from: 0, size: 96}, {from: 0.5run, size: 192}], norm_span: 32}
+7| learning_rate: {reference: 0.05, per: 32, schedule: {kind: CosineRestarts, first: 0.5run}}
+=> 6:46 batch.global.1.from: 0.5run needs the length of the run; 30ep (epochs), 500up (updates) or 1.5Msp (samples)
 6| batch: {global: [{from: 0}]}
 => 6:18 batch.global.0.size: is missing; add `size: ...`
 6| batch: {global: []}
@@ -327,6 +339,9 @@ CASES = r"""
 9| loss: {kind: BinaryCrossEntropy, reduction: class_men}
 => 9:45 loss.reduction: the text 'class_men'; must be class_mean or class_sum
 # Image sizes
+4| model: {kind: SimpleCNN}
+ | augmentation: {train: [{kind: RandomCrop, size: 7}], eval: [{kind: CenterCrop, size: 8}]}
+=> 5:60 augmentation.eval: trained on 7x7 and scored on 8x8; give both augmentations one size
 10| image_size: 8
 => 10:13 image_size: is used by no augmentation; size: image_size
 10| augmentation: {train: [{kind: RandomResizedCrop, size: image_size}]}

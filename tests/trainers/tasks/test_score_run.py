@@ -13,6 +13,7 @@ from PIL import Image
 
 from recipes.errors import InputRefused
 from recipes.reading.open import open_recipe
+from trainers import kernels
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import load_into, read_checkpoint
 from trainers.tasks.score_run import score_run
@@ -78,6 +79,25 @@ def test_newest_best_and_named_checkpoints_score_what_the_run_wrote(run, kilobat
     assert done.stdout.endswith(
         f" %, loss {loss[best]:.4f}, macro_f1 {f1:.4g}, top5_accuracy {top5:.4g} over 297 samples\n"
     )
+
+
+def test_the_kernels_of_the_run_score_it_and_others_are_named(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv(kernels.VARIABLE, raising=False)
+    before, copy = kernels.in_use(), tmp_path / "run"
+    shutil.copytree(run, copy)
+    record = json.loads((run / "environment.json").read_text())
+    for operators, kind in (("chainer", "chainer"), ("numpy", "numpy"), ("fast", kernels.of_runs())):
+        (copy / "environment.json").write_text(json.dumps(record | {"kernels": {"operators": operators}}))
+        score_run(copy)
+        assert kernels.in_use() == kind
+        said = (
+            f"{kind} kernels compute, in the run {operators}: the same sums, rounded otherwise; no kernels are called"
+        )
+        assert (said in capsys.readouterr().err) == (kind != operators)
+    monkeypatch.setenv(kernels.VARIABLE, "numpy")
+    score_run(copy)
+    assert "numpy kernels compute, in the run fast" in capsys.readouterr().err
+    kernels.use(before)
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from recipes.errors import InputRefused
+from recipes.planning.cluster import GradientExchange
 from recipes.reading.open import open_recipe
 from trainers.launch.vocabulary import vocabulary
-from trainers.training.build import build, build_model
+from trainers.training.build import build, build_exchange, build_model
 
 NORMALIZE = "{kind: Normalize, with: digits}"
+CENTRE = "augmentation.eval=[{kind: Resize, shorter: 64}, {kind: CenterCrop, size: 48}]"
 
 
 def sizes(train, evaluation):
@@ -31,7 +34,6 @@ def built(*overrides):
 
 def test_a_model_of_one_size_is_built_for_the_images_it_is_trained_on():
     assert built("model={kind: AlexNetBN}", *sizes(48, 48)).image_size == 48
-    assert built("model={kind: AlexNetBN}", *sizes(48, None)).image_size == 48
 
 
 def test_a_model_of_one_size_is_refused_where_it_would_be_scored_at_another():
@@ -62,7 +64,7 @@ def test_a_model_that_averages_takes_images_that_grow():
 
 
 def test_a_model_of_one_size_takes_an_image_size_that_does_not_move():
-    assert built("model={kind: AlexNetBN}", *growing(48, 48)).image_size == 48
+    assert built("model={kind: AlexNetBN}", *growing(48, 48), *sizes(None, 48)).image_size == 48
 
 
 @pytest.mark.parametrize("steps", [(48, 64), (64, 48)])
@@ -77,7 +79,7 @@ def test_only_the_size_that_reaches_the_model_counts():
     model = built(
         "model={kind: AlexNetBN}",
         train,
-        "augmentation.eval=[]",
+        CENTRE,
         "image_size=[{from: 0, size: 64}, {from: 1, size: 96}]",
     )
     assert model.image_size == 48
@@ -85,7 +87,7 @@ def test_only_the_size_that_reaches_the_model_counts():
 
 def test_the_size_of_a_hole_is_not_that_of_the_image():
     train = "augmentation.train=[{kind: Resize, shorter: 64}, {kind: RandomCrop, size: 48}, {kind: Cutout, size: 16}]"
-    assert built("model={kind: AlexNetBN}", train, "augmentation.eval=[]").image_size == 48
+    assert built("model={kind: AlexNetBN}", train, CENTRE).image_size == 48
 
 
 def test_the_size_of_a_crop_that_is_resized_is_that_of_the_image():
@@ -118,6 +120,13 @@ def test_augmentation_may_end_where_the_list_of_training_does_not_end_in_its_nor
     assert (made.load_train(0, 0)[0] != late).any()
 
 
+def test_exact_mode_does_not_send_its_gradients_in_single_numbers():
+    """Each of its numbers would take an exchange of its own: a run that looks hung."""
+    exchange = build_exchange(GradientExchange(bucket_bytes=1), parts(), MPI.COMM_SELF, exact=True)
+    assert exchange._tree._piece_bytes == 256_000
+    exchange.close()
+
+
 FLATTENING = """\
 import chainer
 import chainer.functions as F
@@ -140,11 +149,24 @@ def kilobatch(*arguments, folder):
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120)
 
 
-def test_a_model_of_one_size_is_refused_by_train_before_anything_starts(tmp_path):
-    options = [word for override in ("model={kind: AlexNetBN}", *sizes(48, 40)) for word in ("--set", override)]
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["model={kind: AlexNetBN}", *sizes(48, 40)], "would be trained on 48x48 and scored on 40x40"),
+        (["model={kind: AlexNetBN}", *sizes(48, None)], "would be trained on 48x48 and scored on 8x8"),
+        (
+            ["augmentation={train: [], eval: [{kind: CenterCrop, size: 7}], end: {at: 1}}"],
+            "augmentation.end: makes images of (1, 7, 7) where augmentation.train makes (1, 8, 8); give both one size",
+        ),
+    ],
+    ids=["another size in the file", "another size of the data", "another size after the end of augmentation"],
+)
+def test_images_of_another_size_are_refused_by_train_before_anything_starts(settings, said, tmp_path):
+    options = [word for override in settings for word in ("--set", override)]
     done = kilobatch("train", "digits/baseline", "--out", "run", *options, folder=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
-    assert "would be trained on 48x48 and scored on 40x40" in done.stderr
+    assert said in done.stderr
+    assert re.match(r"command line:\d+:\d+: augmentation", done.stderr) or "8x8;" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
 

@@ -63,7 +63,8 @@ class Checkpoints(Extension):
     Args:
         folder: the run's `checkpoints`.
         writes: whether this rank writes.
-        evaluation: its score decides which checkpoint is the best.
+        every: after which updates one is written, besides the last of a session.
+        evaluation: its score decides which checkpoint is the best, among those that an uninterrupted run has too.
         metrics: gets a line for every checkpoint.
         resumed: the state of the checkpoint that a resumed run began with; None in a new run.
         identity: plain data stored in every checkpoint (the recipe's hash).
@@ -80,6 +81,7 @@ class Checkpoints(Extension):
         folder: Path,
         *,
         writes: bool,
+        every: Callable[[Trainer], bool],
         evaluation: Evaluation,
         metrics: Metrics,
         resumed: dict[str, Any] | None,
@@ -88,6 +90,7 @@ class Checkpoints(Extension):
     ) -> None:
         self._folder = folder
         self._writes = writes
+        self.every = every
         self._evaluation = evaluation
         self._metrics = metrics
         self._identity = identity
@@ -119,7 +122,7 @@ class Checkpoints(Extension):
             return
         self.last = name
         score = self._evaluation.score_after(updater.iteration)
-        if score is not None:
+        if score is not None and self._may_be_best(trainer):
             self.best = better_of(self.best, name, score, updater.plan.recipe.evaluation)
         pending = updater.pending_arrays()  # all ranks call this together, and wait for the arrays
         averages = updater.averaged and updater.averaged.arrays  # likewise
@@ -152,6 +155,13 @@ class Checkpoints(Extension):
             prune_checkpoints(self._folder, upto=updater.iteration, keep=_KEPT, best=best)
         self._metrics.record("checkpoint", name, update=updater.iteration, epoch=updater.epoch_detail)
         self._metrics.restart_clock()
+
+    def _may_be_best(self, trainer: Trainer) -> bool:
+        """Whether an uninterrupted run has this checkpoint too: not if only a stop has caused it."""
+        updater = trainer.updater
+        by_itself = updater.stopping and not updater.asked_to_stop  # an extension ends it
+        ends = by_itself or updater.iteration >= updater.plan.timeline.num_updates
+        return ends or self._evaluation.goal is not None or self.every(trainer)
 
 
 def better_of(

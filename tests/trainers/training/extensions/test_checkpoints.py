@@ -1,5 +1,6 @@
 """Which checkpoint of a resumed run is its best one, and that a run without a whole one does not lose its record."""
 
+import json
 import math
 from types import SimpleNamespace
 
@@ -13,13 +14,18 @@ from trainers.training.extensions.checkpoints import Checkpoints, better_of, rea
 from trainers.training.extensions.evaluation import Score
 
 
+def kept_in(folder, **options):
+    options = {"every": None, "evaluation": None, "metrics": None, "resumed": None} | options
+    return Checkpoints(folder, writes=True, identity={}, **options)
+
+
 @pytest.mark.parametrize("is_here", [True, False])
 def test_the_best_checkpoint_of_a_branch_is_not_one_that_its_parent_has_kept(is_here, tmp_path, caplog):
     best = {"checkpoint": "update-000010", "accuracy": 0.9, "loss": 0.3}
     if is_here:
         (tmp_path / "update-000010").mkdir()
     resumed = {"update": 20, "best": best}
-    kept = Checkpoints(tmp_path, writes=True, evaluation=None, metrics=None, resumed=resumed, identity={})
+    kept = kept_in(tmp_path, resumed=resumed)
     assert kept.best == (best if is_here else None)
     assert ("the best checkpoint, update-000010 with accuracy 90.00 %, is not in" in caplog.text) == (not is_here)
 
@@ -93,13 +99,35 @@ def test_checkpoints_that_cannot_be_listed_end_all_ranks(resumed):
 
 def test_a_state_with_keys_that_a_resumed_run_would_not_get_is_refused_in_new_runs(tmp_path):
     def states(resumed):
-        kept = Checkpoints(tmp_path, writes=True, evaluation=None, metrics=None, resumed=resumed, identity={})
+        kept = kept_in(tmp_path, resumed=resumed)
         kept.extensions.append(SimpleNamespace(state={1: 0}))
         return kept.states()
 
     with pytest.raises(ValueError, match="attribute `state` of SimpleNamespace holds a dict with the key 1, a int; "):
         states(None)
     assert states({"best": None, "update": 4}) == [{"1": 0}]
+
+
+@pytest.mark.mpi
+def test_a_checkpoint_that_only_a_stop_has_caused_is_never_the_best(kilobatch, tmp_path):
+    def train(name, stop_after, *more):
+        words = ("train", "digits/baseline", "--no-report", "--out", tmp_path / name, "--stop-after", stop_after)
+        changes = ("model.width=4", "batch.global=32", "learning_rate.warmup=null", "evaluation.every=2up")
+        changes += ("learning_rate.schedule={kind: MultiStep, boundaries: [14up], factor: 500}",)  # falls back at once
+        words += ("--checkpoint-every", "8up", *(word for change in changes for word in ("--set", change)), *more)
+        done = kilobatch(*words, ranks=1)
+        assert done.returncode == 0, done.stderr
+        state = json.loads(
+            (tmp_path / name / "checkpoints" / f"update-{stop_after[:-2]:>06}" / "state.json").read_text()
+        )
+        return state, [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+
+    train("stopped", "14up")
+    (resumed, _), (whole, lines) = train("stopped", "16up", "--resume"), train("whole", "16up")
+    scores = {line["update"]: line["value"] for line in lines if line["key"] == "eval_accuracy"}
+    assert scores[14] > max(scores[8], scores[16])
+    assert resumed == whole
+    assert resumed["best"]["accuracy"] == max(scores[8], scores[16])
 
 
 class CalibrationError:
