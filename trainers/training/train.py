@@ -68,7 +68,7 @@ from trainers.training.equal_ranks import WeightsDiffer, require_equal_weights, 
 from trainers.training.evaluation_point import EvaluationPoint, OptimizersPoint
 from trainers.training.exact_mode import broken_since, hold_on_gpu, unlike_hosts
 from trainers.training.extensions.checkpoints import Checkpoints, read_together
-from trainers.training.extensions.evaluation import Evaluation, Every, score
+from trainers.training.extensions.evaluation import Evaluation, Every, going_on, score
 from trainers.training.extensions.gpu_profile import GpuProfile, nsys_command
 from trainers.training.extensions.gradient_exchange import GradientExchange
 from trainers.training.extensions.metrics import Metrics
@@ -414,10 +414,9 @@ class _Run:
             if resumed and hasattr(extension, "state"):
                 extension.state = resumed["extensions"][index]
             self.checkpoints.extensions.append(extension)
-            trainer.extend(extension, name=type(component).__name__, trigger=trigger, priority=_AFTER_EVALUATION)
-            trainer.extend(
-                lambda _: self.metrics.restart_clock(), name="clock", trigger=trigger, priority=_AFTER_EVALUATION
-            )
+            for call, name in (extension, type(component).__name__), (lambda _: self.metrics.restart_clock(), "clock"):
+                own = going_on(trigger, self.updater)
+                trainer.extend(call, name=name, trigger=own, priority=_AFTER_EVALUATION)
 
     def _equal(self) -> None:
         self.updater.settle()

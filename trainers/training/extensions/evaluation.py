@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal
@@ -12,7 +13,8 @@ from typing import Any, Literal
 import chainer
 import numpy as np
 from chainer import backend, functions
-from chainer.training import Extension, Trainer
+from chainer.training import Extension, Trainer, get_trigger
+from chainer.training.triggers import IntervalTrigger
 
 from recipes import schema
 from recipes.errors import InputRefused
@@ -257,3 +259,12 @@ class Every:
     def __call__(self, trainer: Trainer) -> bool:
         done = trainer.updater.iteration
         return self.timeline.next_due(self.epochs, after=done - 1, offset=self.offset) == done
+
+
+def going_on(trigger: Any, updater: Any) -> Callable[[Trainer], bool]:
+    """The trigger of an extension after the updates that are done; Chainer's begins at update 0 also after a resume."""
+    own = get_trigger(trigger)
+    if isinstance(own, IntervalTrigger):
+        own = copy(own)
+        own._previous_iteration, own._previous_epoch_detail = updater.iteration, updater.epoch_detail
+    return own
