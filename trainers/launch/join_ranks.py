@@ -40,6 +40,7 @@ from trainers.runs.run_folder import (
     CHECKPOINTS,
     LOG,
     METRICS,
+    RANKS,
     REPORT,
     RUN,
     CountsChanged,
@@ -394,6 +395,7 @@ def _checked_together(
                         held.close()
                         raise FolderRefused("the process that started this run was killed")
                 clear_heartbeats(folder)
+                (folder / RANKS).mkdir(parents=True)
         except InputRefused as error:
             complaint = error
     folder, refused, done = mpi.bcast((folder, complaint is not None, done), root=0)

@@ -119,7 +119,7 @@ def _start(
     before = last_line(folder)
     earlier = session_starts(folder / METRICS) if request.resume else None
     with _StopSignals(folder, on_signal) as signals:
-        clear_heartbeats(folder, anew=False)
+        clear_heartbeats(folder)
         tree = replace(request, out=folder, workers=None).as_tree()
         as_rank = ["train", request.recipe, "--as-rank", json.dumps(tree)]  # it gets its number from MPI
         threads = 1 if prepared.plan.exact else None
@@ -256,7 +256,7 @@ def _verdict(code: int, folder: Path, before: dict[str, Any], ranks: Ranks, *, e
     records = [read_heartbeat(folder, rank) for rank in range(ranks.num_ranks)]
     finished = {record.rank for record in records if record is not None and record.finished}
     if code == 0 and ended and last["value"] != "failed" and len(finished) == ranks.num_ranks:
-        clear_heartbeats(folder, anew=False)
+        clear_heartbeats(folder)
         if last["value"] == "success" or last["reason"] == "--stop-after":
             return 0
         print_error(f"kilobatch: stopped by {requester_text(last['reason'], folder / STOP_FILE)}; {_way_on(folder)}")
