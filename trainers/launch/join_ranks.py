@@ -143,10 +143,7 @@ def _ending(folder: Path, prepared: Prepared) -> str:
         return ""
     if session_end(numbered).get("value") != "success":
         return ""
-    timeline = prepared.plan.timeline
-    state = RunState(
-        total_updates=timeline.num_updates, total_samples=timeline.num_samples, num_train=timeline.num_train
-    )
+    state = RunState.of(prepared.plan.timeline)
     for _, line in numbered:
         state.take(line)
     checkpoint, _ = newest_checkpoint(folder / CHECKPOINTS)

@@ -343,9 +343,7 @@ class _Run:
         """The metrics of the run, with the seconds of all ranks; rank 0 writes them."""
         rounds = not self.plan.exact and self.updater.exchange.wire.name != "float32"
         ranks = RankSeconds(self.updater.clock, self.mpi, counts_lost=rounds)
-        timeline = self.plan.timeline
-        samples = timeline.samples_at(self.end_update)
-        state = RunState(total_updates=timeline.num_updates, total_samples=samples, num_train=timeline.num_train)
+        state = RunState.of(self.plan.timeline, self.end_update)
         lines = ProgressLines(log.info, state, every_seconds=EVERY_SECONDS[self.request.verbosity])
         self.state, observe = state, lambda line: lines.take([line])  # on rank 0
         return Metrics(self.folder / METRICS, writes=self.leads, ranks=ranks, memory=self._peaks, observe=observe)
