@@ -222,7 +222,7 @@ def train_together(
     *,
     threads: int,
     served: bool = False,
-    orphaned: Callable[[], bool] = parent_is_gone,
+    is_orphan: Callable[[], bool] = parent_is_gone,
 ) -> int:
     """Train as one of the ranks of `mpi`, which all call this; once for each run.
 
@@ -232,7 +232,7 @@ def train_together(
         request: the same on all ranks.
         threads: of BLAS and OpenMP, for the log.
         served: these ranks do several runs (a search); the folder was checked, and the log is not their stdout.
-        orphaned: whether the process that wants the run has gone; the run then stops, with a checkpoint.
+        is_orphan: whether the process that wants the run has gone; the run then stops, with a checkpoint.
     Returns:
         the exit code: 0, 4 where a signal or a stop file ended the run, or 3 where its report cannot be written.
     Raises:
@@ -242,7 +242,9 @@ def train_together(
     checked = served or launched_by_us()
     over = threading.Event() if checked else watch_next_rank(mpi, "--resume goes on from the newest checkpoint")
     try:
-        code, folder, report = _train_checked(request, mpi, threads, served=served, checked=checked, orphaned=orphaned)
+        code, folder, report = _train_checked(
+            request, mpi, threads, served=served, checked=checked, is_orphan=is_orphan
+        )
     finally:
         over.set()
     if checked or not (code or report):
@@ -251,7 +253,7 @@ def train_together(
 
 
 def _train_checked(
-    request: TrainRequest, mpi: Any, threads: int, *, served: bool, checked: bool, orphaned: Callable[[], bool]
+    request: TrainRequest, mpi: Any, threads: int, *, served: bool, checked: bool, is_orphan: Callable[[], bool]
 ) -> tuple[int, Path, bool]:
     """The exit code of the run, its folder, and whether its report is due; see `train_together`."""
     prepared, folder, held, done, warnings = _checked_together(request, mpi, checked=checked, alone=not served)
@@ -262,7 +264,7 @@ def _train_checked(
         return 0, folder, request.report and not (folder / REPORT).exists()
     if not checked:  # else the parent process writes the log
         log_failures(folder / LOG)
-    heartbeat = Heartbeat(folder, mpi=mpi, seconds=request.watchdog_seconds, is_orphan=orphaned)
+    heartbeat = Heartbeat(folder, mpi=mpi, seconds=request.watchdog_seconds, is_orphan=is_orphan)
     try:
         heartbeat.start()
         start_watchdog(heartbeat)
@@ -378,9 +380,9 @@ def _checked_together(
                 done = nothing_left(folder, prepared) if request.resume else ""
             if not done:
                 if not checked:
-                    device = prepared.plan.cluster.device
+                    on_gpu = prepared.plan.cluster.device == "gpu"
                     warnings = require_startable(  # others may be elsewhere
-                        prepared.opened, ranks=1, files=not request.resume, device=device
+                        prepared.opened, ranks=1, is_new=not request.resume, on_gpu=on_gpu
                     )
                     folder = folder if request.out is not None else claimed(folder)
                 if not checked:

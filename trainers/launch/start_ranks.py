@@ -86,8 +86,8 @@ def start_or_join(request: TrainRequest, *, on_signal: Callable[[int], None] = l
     if request.resume and (done := nothing_left(folder, prepared)):
         print(printable(done))
         return report_run(folder) if request.report and not (folder / REPORT).exists() else 0
-    device = prepared.plan.cluster.device
-    warnings = require_startable(prepared.opened, ranks=workers, files=not request.resume, device=device)
+    on_gpu = prepared.plan.cluster.device == "gpu"
+    warnings = require_startable(prepared.opened, ranks=workers, is_new=not request.resume, on_gpu=on_gpu)
     request = replace(request, warnings=tuple(warnings))
     folder = folder if request.out is not None else claimed(folder)
     with lock_for_run(folder, resume=request.resume) as held:
