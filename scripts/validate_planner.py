@@ -24,7 +24,7 @@ from recipes.planning import all_reduce
 from recipes.planning.all_reduce import Links
 from recipes.planning.constants import FITTED, OTHER_FIXED_MS, UNFITTED, Constants
 from recipes.planning.networks import known_network, network, network_names
-from recipes.planning.update_time import Compute, Exchange, calibrated, update_time
+from recipes.planning.update_time import Compute, ExchangeTime, calibrated, update_time
 
 ROWS = Path(__file__).resolve().parent.parent / "configs" / "published_runs.csv"
 _WITHOUT = ("latency", "t0", "stragglers", "overlap", "hierarchy")
@@ -122,7 +122,7 @@ def predicted(row: Row, constants: Constants, without: str = "", bytes_per_secon
     return devices * micro_batch / seconds(per_sample, devices, micro_batch)
 
 
-def _exchange(row: Row, devices: int, per_node: int, overlap: str, without: str, contention: float) -> Exchange:
+def _exchange(row: Row, devices: int, per_node: int, overlap: str, without: str, contention: float) -> ExchangeTime:
     algorithm = all_reduce.ring
     if devices > per_node and without != "hierarchy":
         algorithm = _ALGORITHMS[row.text("algorithm", [*_ALGORITHMS])]
@@ -131,7 +131,7 @@ def _exchange(row: Row, devices: int, per_node: int, overlap: str, without: str,
             if not (rows.isdigit() and columns.isdigit() and int(rows) * int(columns) == devices):
                 raise RowError(f"{row.where}: torus is {sides!r}, and must be XxY of {devices} devices")
             algorithm = all_reduce.torus(int(rows), int(columns))
-    return Exchange(
+    return ExchangeTime(
         all_reduce=algorithm,
         wire_bytes=int(row.number("wire_bytes", least=1)),
         overlap=overlap,

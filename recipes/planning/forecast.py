@@ -16,7 +16,7 @@ from typing import Any
 from recipes.planning.division import PlanError
 from recipes.planning.planner import Plan, PlannedSegment
 from recipes.planning.timeline import Segment
-from recipes.planning.timing import Case, End, NoForecast, Timing, timing_of
+from recipes.planning.timing import End, NoForecast, TimedCase, Timing, timing_of
 from recipes.planning.update_time import UpdateTime
 from recipes.schema.image_size import sides_by_size
 from recipes.schema.vocabulary import kind_of
@@ -254,10 +254,10 @@ def fullest_division(planned: PlannedSegment) -> dict[str, int]:
     return {"micro_batch_size": -(-division.samples_of(0) // steps), "steps": steps}
 
 
-def case_of(plan: Plan, segment: Segment) -> Case:
+def case_of(plan: Plan, segment: Segment) -> TimedCase:
     """What is timed of a plan in one of its segments."""
     recipe = plan.recipe
-    return Case(
+    return TimedCase(
         cluster=plan.cluster,
         model=kind_of(recipe.model),
         image_size=sides_by_size(recipe).get(segment.image_size, segment.image_size),

@@ -284,31 +284,28 @@ def _inception3(net: _Layers, num_classes: int) -> None:
     net.linear(num_classes)
 
 
-def _densenet(depths: tuple[int, ...], growth: int, first: int) -> Callable[[_Layers, int], None]:
+def _densenet121(net: _Layers, num_classes: int) -> None:
     """Huang 2016, arXiv 1608.06993, table 1."""
-
-    def build(net: _Layers, num_classes: int) -> None:
-        net.conv(first, 7, 2)
-        net.pool(3, 2, 1)
-        for stage, depth in enumerate(depths):
-            for _ in range(depth):
-                channels = net.channels
-                net.norm()
-                net.conv(4 * growth, 1)
-                net.conv(growth, 3, norm=False)
-                net.channels += channels
+    growth = 32
+    net.conv(64, 7, 2)
+    net.pool(3, 2, 1)
+    for stage, depth in enumerate((6, 12, 24, 16)):
+        for _ in range(depth):
+            channels = net.channels
             net.norm()
-            if stage < len(depths) - 1:
-                net.conv(net.channels // 2, 1, norm=False)
-                net.pool(2, 2)
-        net.linear(num_classes)
-
-    return build
+            net.conv(4 * growth, 1)
+            net.conv(growth, 3, norm=False)
+            net.channels += channels
+        net.norm()
+        if stage < 3:
+            net.conv(net.channels // 2, 1, norm=False)
+            net.pool(2, 2)
+    net.linear(num_classes)
 
 
 _NETWORKS: dict[str, Callable[[_Layers, int], None]] = {
     "alexnet": _alexnet,
-    "densenet121": _densenet((6, 12, 24, 16), 32, 64),
+    "densenet121": _densenet121,
     "googlenet": _googlenet,
     "inception3": _inception3,
     "resnet18": _resnet((2, 2, 2, 2), bottleneck=False),

@@ -19,7 +19,7 @@ from recipes.planning.division import PlanError
 from recipes.planning.forecast import PARTS, case_of, checkpoint_seconds, num_evaluations
 from recipes.planning.planner import Plan
 from recipes.planning.timeline import Segment
-from recipes.planning.timing import Case, End, calibration_of, timing_of
+from recipes.planning.timing import End, TimedCase, calibration_of, timing_of
 from recipes.schema import Recipe
 from recipes.schema.vocabulary import kind_of
 
@@ -27,29 +27,28 @@ MOST_DEVICES = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
-    """Epochs to 75.9 % of ResNet-50 on ImageNet with LARS at a batch: mean, least and most of so many runs."""
+class Convergence:
+    """Epochs to 75.9 % of ResNet-50 on ImageNet with LARS at a batch: mean, least and most of at least 10 runs."""
 
     batch: int
     norm_span: int
     epochs: float
     least: float
     most: float
-    runs: int
 
 
 # MLPerf Training's reference convergence points. Hyperparameters: recipes `mlperf/lars_*`.
 CONVERGENCE = tuple(
-    Point(batch=batch, norm_span=norm_span, epochs=epochs, least=least, most=most, runs=runs)
-    for batch, norm_span, epochs, least, most, runs in (
-        (1632, 204, 35.0, 33, 37, 17),
-        (3264, 204, 35.2, 34, 37, 15),
-        (4096, 64, 40.0, 39, 42, 10),
-        (8192, 64, 42.0, 41, 44, 10),
-        (13056, 204, 45.4, 44, 46, 10),
-        (32768, 128, 56.0, 55, 57, 10),
-        (49152, 256, 68.0, 67, 69, 10),
-        (58880, 230, 79.9, 78, 81, 10),
+    Convergence(batch=batch, norm_span=norm_span, epochs=epochs, least=least, most=most)
+    for batch, norm_span, epochs, least, most in (
+        (1632, 204, 35.0, 33, 37),
+        (3264, 204, 35.2, 34, 37),
+        (4096, 64, 40.0, 39, 42),
+        (8192, 64, 42.0, 41, 44),
+        (13056, 204, 45.4, 44, 46),
+        (32768, 128, 56.0, 55, 57),
+        (49152, 256, 68.0, 67, 69),
+        (58880, 230, 79.9, 78, 81),
     )
 )
 CONVERGENCE_TARGET = 0.759
@@ -285,7 +284,7 @@ def _with_room(plan: Plan, segment: Segment, devices: np.ndarray, team: np.ndarr
     return found
 
 
-def _by_calibration(case: Case, micro: np.ndarray, devices: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+def _by_calibration(case: TimedCase, micro: np.ndarray, devices: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """A micro-batch, and where those are that are timed as it is; those of 0 are not timed."""
     sizes = np.unique(micro[micro > 0]).tolist()
     found: dict[Any, list[int]] = {}

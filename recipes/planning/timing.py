@@ -23,7 +23,7 @@ from recipes.planning.networks import Network, known_network, network, profiled_
 from recipes.planning.update_time import (
     AllReduce,
     Compute,
-    Exchange,
+    ExchangeTime,
     UpdateTime,
     calibrated,
     sharing_time,
@@ -46,7 +46,7 @@ class NoForecast(InputRefused):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class TimedCase:
     """What is timed, whatever the number of devices.
 
     Args:
@@ -90,10 +90,10 @@ class Timing:
         rests_on: what its figures rest on, and what is extrapolated, one sentence each.
     """
 
-    case: Case
+    case: TimedCase
     network: Network
     compute: Compute
-    exchange: Exchange
+    exchange: ExchangeTime
     rate: Rate
     spread: float
     link_spreads: tuple[float, float]
@@ -165,7 +165,7 @@ class Timing:
         return {"fast": 1 / wide, "expected": 1.0, "slow": wide}[end]
 
 
-def timing_of(case: Case, *, micro_batch_size: int, devices: int) -> Timing:
+def timing_of(case: TimedCase, *, micro_batch_size: int, devices: int) -> Timing:
     """The model of an update, calibrated with the rate that is nearest to the case.
 
     Args:
@@ -221,7 +221,7 @@ def timing_of(case: Case, *, micro_batch_size: int, devices: int) -> Timing:
     )
 
 
-def calibration_of(case: Case, *, micro_batch_size: int, devices: int) -> tuple[Rate, Rate | None, bool]:
+def calibration_of(case: TimedCase, *, micro_batch_size: int, devices: int) -> tuple[Rate, Rate | None, bool]:
     """What decides how a micro-batch is timed: equal for those that one call of `timing_of` serves."""
     first, second = _rates_for(case, micro_batch_size, min(devices, case.cluster.workers_per_node))
     return first, second, _is_extrapolated(micro_batch_size, first, second)
@@ -241,7 +241,7 @@ class _LinksKnown:
     rests_on: tuple[str, ...]
 
 
-def _links_known(case: Case, devices: int) -> _LinksKnown:
+def _links_known(case: TimedCase, devices: int) -> _LinksKnown:
     hardware = case.cluster.hardware
     if devices == 1:
         return _LinksKnown(spreads=(0.0, 0.0), basis="one device", rests_on=())
@@ -273,7 +273,7 @@ def _rest_of(rate: Rate) -> str:
     return f"{how}: {what}; {rate.source}"
 
 
-def _rates_for(case: Case, micro_batch_size: int, devices: int) -> tuple[Rate, Rate | None]:
+def _rates_for(case: TimedCase, micro_batch_size: int, devices: int) -> tuple[Rate, Rate | None]:
     """The rate nearest to the case, and a second one of another micro-batch beside it, which then gives t0."""
     rates = case.cluster.hardware.rates
     fit = [rate for rate in rates if rate.model == case.model and rate.precision == case.precision]
@@ -300,7 +300,7 @@ def _rates_for(case: Case, micro_batch_size: int, devices: int) -> tuple[Rate, R
     return first, min(others, key=distance, default=None)
 
 
-def _network_of(case: Case, rate: Rate, *, of_rate: bool = False) -> Network:
+def _network_of(case: TimedCase, rate: Rate, *, of_rate: bool = False) -> Network:
     """The layers of the case's model at the case's image size, or at that of the rate."""
     side = rate.image_size if of_rate or case.image_size is None else case.image_size
     if known_network(case.model):
@@ -316,22 +316,22 @@ def _network_of(case: Case, rate: Rate, *, of_rate: bool = False) -> Network:
     return profiled_network(case.model, tuple(arrays), rate.backward_microseconds, case.norm_channels)
 
 
-def _area(case: Case, rate: Rate) -> float:
+def _area(case: TimedCase, rate: Rate) -> float:
     return (case.image_size / rate.image_size) ** 2
 
 
-def _measured(case: Case, devices: int) -> MeasuredAllReduce | None:
+def _measured(case: TimedCase, devices: int) -> MeasuredAllReduce | None:
     """The all-reduces that a probe timed on so many devices, in the run's own way."""
     wire = case.cluster.exchange.wire
     fit = [each for each in case.cluster.hardware.all_reduces if each.workers == devices and each.wire == wire]
     return next((each for each in fit if each.exact == case.exact), None)
 
 
-def _exchange(case: Case, net: Network, devices: int, wire: str | None = None) -> Exchange:
+def _exchange(case: TimedCase, net: Network, devices: int, wire: str | None = None) -> ExchangeTime:
     of_cluster, timed = case.cluster.exchange, _measured(case, devices)
     overlap = "double_buffering" if case.double_buffering else "bucket" if of_cluster.overlap else "none"
     beside = timed is not None and timed.contention is not None
-    return Exchange(
+    return ExchangeTime(
         all_reduce=_all_reduce(case, devices),
         wire_bytes=_WIRE_BYTES[of_cluster.wire if wire is None else wire],
         overlap="none" if case.exact else overlap,  # an exact sum needs the last norm group
@@ -341,7 +341,7 @@ def _exchange(case: Case, net: Network, devices: int, wire: str | None = None) -
     )
 
 
-def _all_reduce(case: Case, devices: int) -> AllReduce:
+def _all_reduce(case: TimedCase, devices: int) -> AllReduce:
     if (timed := _measured(case, devices)) is not None:
         per_byte = 4 / _WIRE_BYTES[timed.wire]
         return lambda num_bytes, *_: timed.seconds(num_bytes * per_byte)
@@ -351,7 +351,7 @@ def _all_reduce(case: Case, devices: int) -> AllReduce:
     return all_reduce.ALGORITHMS[_OF_COMMUNICATOR.get(kind, case.cluster.hardware.algorithm)]
 
 
-def _seconds_of_rate(case: Case, net: Network, rate: Rate, fixed: float, per_sample: float) -> float:
+def _seconds_of_rate(case: TimedCase, net: Network, rate: Rate, fixed: float, per_sample: float) -> float:
     devices = rate.devices if rate.exchanged else 1
     made = update_time(
         net,
@@ -366,7 +366,7 @@ def _seconds_of_rate(case: Case, net: Network, rate: Rate, fixed: float, per_sam
     return float(made.total)
 
 
-def _compute(case: Case, rate: Rate, fixed: float, per_sample: float) -> Compute:
+def _compute(case: TimedCase, rate: Rate, fixed: float, per_sample: float) -> Compute:
     return Compute(
         fixed_seconds=fixed,
         seconds_per_sample=per_sample,
@@ -376,7 +376,7 @@ def _compute(case: Case, rate: Rate, fixed: float, per_sample: float) -> Compute
 
 
 @lru_cache(256)
-def _seconds_per_sample(case: Case, net: Network, rate: Rate, fixed: float) -> float:
+def _seconds_per_sample(case: TimedCase, net: Network, rate: Rate, fixed: float) -> float:
     try:
         return calibrated(
             lambda per_sample: _seconds_of_rate(case, net, rate, fixed, per_sample),
@@ -389,7 +389,7 @@ def _seconds_per_sample(case: Case, net: Network, rate: Rate, fixed: float) -> f
 
 
 @lru_cache(256)
-def _fixed_seconds(case: Case, net: Network, first: Rate, second: Rate) -> float:
+def _fixed_seconds(case: TimedCase, net: Network, first: Rate, second: Rate) -> float:
     """t0 at which both rates come out; 0 where the smaller micro-batch is the more efficient one."""
     small, large = sorted((first, second), key=lambda rate: rate.micro_batch_size)
     wanted = small.global_batch_size / small.samples_per_second

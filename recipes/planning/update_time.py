@@ -25,7 +25,7 @@ AllReduce = Callable[[Any, Any, Any, Links], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bucket:
+class TimedBucket:
     """Gradients that are sent together.
 
     Args:
@@ -38,7 +38,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exchange:
+class ExchangeTime:
     """How gradients cross.
 
     Args:
@@ -114,7 +114,7 @@ class UpdateTime:
 def update_time(
     network: Network,
     compute: Compute,
-    exchange: Exchange,
+    exchange: ExchangeTime,
     links: Links,
     *,
     devices: Any,
@@ -190,47 +190,47 @@ def sharing_time(network: Network, links: Links, *, team_size: Any, nodes: Any, 
     return 2 * (len(channels) * hops + 16 * sum(channels) * per_byte)
 
 
-def _buckets_of(network: Network, exchange: Exchange, backward: Any) -> Sequence[Bucket]:
+def _buckets_of(network: Network, exchange: ExchangeTime, backward: Any) -> Sequence[TimedBucket]:
     if exchange.overlap != "bucket":
-        return (Bucket(values=network.num_parameters, ready=1.0),)
+        return (TimedBucket(values=network.num_parameters, ready=1.0),)
     if exchange.cycle_seconds:
         return buckets_by_time(network, exchange.bucket_bytes, exchange.cycle_seconds / max(float(backward), 1e-9))
     return buckets_by_size(network, exchange.bucket_bytes)
 
 
 @cache
-def buckets_by_size(network: Network, bucket_bytes: float) -> tuple[Bucket, ...]:
+def buckets_by_size(network: Network, bucket_bytes: float) -> tuple[TimedBucket, ...]:
     """Buckets in the order in which backward finishes them; each closes at the first layer that fills it."""
-    made: list[Bucket] = []
+    made: list[TimedBucket] = []
     done = held = 0
     for layer in reversed(network.layers):
         done += layer.multiply_adds
         held += layer.parameters
         if 4 * held >= bucket_bytes:
-            made.append(Bucket(values=held, ready=done / network.multiply_adds))
+            made.append(TimedBucket(values=held, ready=done / network.multiply_adds))
             held = 0
     if held:
-        made.append(Bucket(values=held, ready=1.0))
+        made.append(TimedBucket(values=held, ready=1.0))
     return tuple(made)
 
 
-def buckets_by_time(network: Network, bucket_bytes: float, cycle: float) -> tuple[Bucket, ...]:
+def buckets_by_time(network: Network, bucket_bytes: float, cycle: float) -> tuple[TimedBucket, ...]:
     """Buckets of what has become ready by the end of each cycle, at most `bucket_bytes` (or one layer) at once.
 
     Args:
         cycle: as a share of the backward pass, above 0.
     """
-    made: list[Bucket] = []
+    made: list[TimedBucket] = []
     done, at, held = 0, 0.0, 0
     for layer in reversed(network.layers):
         done += layer.multiply_adds
         closes = np.ceil(done / network.multiply_adds / cycle - 1e-12) * cycle
         if held and (closes > at or 4 * (held + layer.parameters) > bucket_bytes):
-            made.append(Bucket(values=held, ready=at))
+            made.append(TimedBucket(values=held, ready=at))
             held = 0
         at = float(closes)
         held += layer.parameters
-    made.append(Bucket(values=held, ready=at))
+    made.append(TimedBucket(values=held, ready=at))
     return tuple(made)
 
 

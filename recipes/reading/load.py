@@ -41,15 +41,14 @@ def load_tree(
     *,
     overrides: Sequence[str | None] = (),
     overrides_from: str = "command line",
-    within: str = "",
     kind: str | None = "recipe",
 ) -> tuple[dict[str, object], Origins]:
     """The merged tree of a recipe, a data set or a cluster.
 
     Args:
         path: of the file.
-        overrides: `a.b=c` as given to `--set`; c is read as YAML. None for an option that is for another file.
-        within: first key of all overrides, such as `cluster`, which names the file and is not in it.
+        overrides: `a.b=c` as given to `--set`, `cluster.a.b=c` for a cluster; c is read as YAML. None for an option
+            that is for another file.
         overrides_from: who gave the overrides, for the origins.
         kind: what the file must be: recipe, search, frontier, data set or cluster; None for any other file. The first
             three must say `kilobatch: 1`, or a later version up to `VERSION`.
@@ -64,7 +63,7 @@ def load_tree(
     _require_kind(root, kind)
     for number, override in enumerate(overrides, 1):
         if override is not None:
-            root = _merge(root, _override(override, number, root, within, OverrideSource(overrides_from)))
+            root = _merge(root, _override(override, number, root, kind, OverrideSource(overrides_from)))
     origins: Origins = {}
     tree = _flatten(root, (), origins)
     assert isinstance(tree, dict)
@@ -329,19 +328,19 @@ def _merge(base: Node, over: Node) -> Node:
     return Node(value=merged, origin=over.origin)
 
 
-def _override(text: str, number: int, root: Node, within: str, source: OverrideSource) -> Node:
+def _override(text: str, number: int, root: Node, kind: str | None, source: OverrideSource) -> Node:
     """An override `a.b=c` as a tree for `_merge`; an element of a list is named by its index."""
     path, equals, value = text.partition("=")
     keys = path.strip().split(".")
     origin = Origin(file=source, line=number, column=1, key_line=number, key_column=1)
     if not equals or not all(keys):
         raise RecipeError([origin.problem("", f"--set {text} is no assignment", "write --set key.inner_key=value")])
-    if within:
+    if kind == "cluster":
         first, *keys = keys
-        assert first == within
+        assert first == kind
         if not keys:
-            way_out = f"give the file with --{within}, or set a key of it: --set {within}.key=value"
-            raise RecipeError([origin.problem(within, "cannot be set as a whole", way_out)])
+            way_out = "give the file with --cluster, or set a key of it: --set cluster.key=value"
+            raise RecipeError([origin.problem(kind, "cannot be set as a whole", way_out)])
     if keys[0] in ("extends", "kilobatch"):
         raise RecipeError([origin.problem(keys[0], "cannot be set", "give the other recipe instead")])
     column = len(text) - len(value.lstrip()) + 1
@@ -409,7 +408,7 @@ def _lines(tree: Any, path: str, indent: str, origins: Mapping[str, str]) -> Ite
     for key, value in enumerate(tree) if in_list else tree.items():
         inner = f"{path}.{key}".lstrip(".")
         label = f"{indent}-" if in_list else f"{indent}{_scalar(key)}:"
-        origin = _shared_origin(value, inner, origins)
+        origin = _shared_origin(inner, origins)
         flow = _flow(value)
         is_leaf = not isinstance(value, Mapping | list) or not value
         if origin is not None and (is_leaf or len(label) + len(flow) < _FLOW_WIDTH):
@@ -423,8 +422,8 @@ def _lines(tree: Any, path: str, indent: str, origins: Mapping[str, str]) -> Ite
             yield from _lines(value, inner, indent + "  ", origins)
 
 
-def _shared_origin(value: Any, path: str, origins: Mapping[str, str]) -> str | None:
-    """The common origin of all values inside a value, None if they differ."""
+def _shared_origin(path: str, origins: Mapping[str, str]) -> str | None:
+    """The common origin of all values below a path, None if they differ."""
     if path in origins:
         return origins[path]
     shared = {origins[leaf] for leaf in origins if leaf.startswith(f"{path}.")}

@@ -220,7 +220,7 @@ def open_cluster(name: str, *, vocabulary: Vocabulary, overrides: Sequence[str |
 def read_cluster(name: str, *, vocabulary: Vocabulary, overrides: Sequence[str | None] = ()) -> tuple[Cluster, Reading]:
     """A cluster, see `open_cluster`, and its `Reading`, for later checks that refuse a value."""
     path = find_or_refuse("clusters", name)
-    tree, origins = load_tree(path, overrides=overrides, within="cluster", kind="cluster")
+    tree, origins = load_tree(path, overrides=overrides, kind="cluster")
     tree.pop("kilobatch", None)
     reading = Reading(origins=origins, vocabulary=vocabulary)
     cluster, _ = reading.record(Cluster, tree, ())

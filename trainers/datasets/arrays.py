@@ -81,9 +81,7 @@ class Arrays:
         counts = {f"num_{split}": len(samples) for split, samples in opened.items()}
         return {**counts, "num_classes": 1 + max(int(samples.labels.max()) for samples in opened.values())}
 
-    def fingerprint(self, root: Path | None) -> str:
-        """See `fingerprint_of_files`."""
-        return fingerprint_of_files(self, root)
+    fingerprint = fingerprint_of_files
 
     def fingerprints(self, root: Path | None) -> dict[str, str]:
         """SHA-256 of each split: its shape, its labels and its images; of more than 1 GiB, 4,096 evenly spaced ones."""

@@ -44,7 +44,7 @@ class Cifar10:
         """The samples of "train" or "eval".
 
         Raises:
-            ValueError: there is no root; a file is missing or of another size; a record's label is above 9.
+            ValueError: there is no root; a file is missing or of another size; a record's label is no class.
         """
         return self._files().samples(root, split)
 
@@ -92,21 +92,9 @@ class Cifar100:
         for name in ("num_train", "num_eval"):
             require_count(f"Cifar100.{name}", getattr(self, name))
 
-    def open(self, root: Path | None, split: str) -> SamplesInMemory:
-        """The samples of "train" or "eval".
-
-        Raises:
-            ValueError: there is no root; a file is missing or of another size; a record's label is above 99.
-        """
-        return self._files().samples(root, split)
-
-    def facts(self, root: Path | None) -> dict[str, int]:
-        """num_train, num_eval and num_classes; the sizes of the files are checked, their bytes are not read."""
-        return self._files().facts(root)
-
-    def fingerprint(self, root: Path | None) -> str:
-        """SHA-256 over the bytes of all files, and the fields."""
-        return sha256_of_parts([repr(self), *self._files().digests(root)])
+    open = Cifar10.open
+    facts = Cifar10.facts
+    fingerprint = Cifar10.fingerprint
 
     def _files(self) -> _Files:
         return _Files(

@@ -108,9 +108,7 @@ class ImageFolder:
         }
         return {**counts, "num_classes": len(classes)}
 
-    def fingerprint(self, root: Path | None) -> str:
-        """See `fingerprint_of_files`."""
-        return fingerprint_of_files(self, root)
+    fingerprint = fingerprint_of_files
 
     def fingerprints(self, root: Path | None) -> dict[str, str]:
         """SHA-256 of each `SPLIT/CLASS`: names and sizes of its files, by the index, and the bytes of some.

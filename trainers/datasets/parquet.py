@@ -120,9 +120,7 @@ class Parquet:
         counts = {f"num_{split}": len(values) for split, values in labels.items()}
         return {**counts, "num_classes": 1 + max(int(values.max()) for values in labels.values())}
 
-    def fingerprint(self, root: Path | None) -> str:
-        """See `fingerprint_of_files`."""
-        return fingerprint_of_files(self, root)
+    fingerprint = fingerprint_of_files
 
     def fingerprints(self, root: Path | None) -> dict[str, str]:
         """SHA-256 of each file, see `ByteRanges` and `RowGroups`."""

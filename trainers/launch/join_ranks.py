@@ -40,6 +40,7 @@ from trainers.runs.run_folder import (
     CHECKPOINTS,
     LOG,
     METRICS,
+    RANKS,
     REPORT,
     RUN,
     CountsChanged,
@@ -142,10 +143,7 @@ def _ending(folder: Path, prepared: Prepared) -> str:
         return ""
     if session_end(numbered).get("value") != "success":
         return ""
-    timeline = prepared.plan.timeline
-    state = RunState(
-        total_updates=timeline.num_updates, total_samples=timeline.num_samples, num_train=timeline.num_train
-    )
+    state = RunState.of(prepared.plan.timeline)
     for _, line in numbered:
         state.take(line)
     checkpoint, _ = newest_checkpoint(folder / CHECKPOINTS)
@@ -224,7 +222,7 @@ def train_together(
     *,
     threads: int,
     served: bool = False,
-    orphaned: Callable[[], bool] = parent_is_gone,
+    is_orphan: Callable[[], bool] = parent_is_gone,
 ) -> int:
     """Train as one of the ranks of `mpi`, which all call this; once for each run.
 
@@ -234,7 +232,7 @@ def train_together(
         request: the same on all ranks.
         threads: of BLAS and OpenMP, for the log.
         served: these ranks do several runs (a search); the folder was checked, and the log is not their stdout.
-        orphaned: whether the process that wants the run has gone; the run then stops, with a checkpoint.
+        is_orphan: whether the process that wants the run has gone; the run then stops, with a checkpoint.
     Returns:
         the exit code: 0, 4 where a signal or a stop file ended the run, or 3 where its report cannot be written.
     Raises:
@@ -244,7 +242,9 @@ def train_together(
     checked = served or launched_by_us()
     over = threading.Event() if checked else watch_next_rank(mpi, "--resume goes on from the newest checkpoint")
     try:
-        code, folder, report = _train_checked(request, mpi, threads, served=served, checked=checked, orphaned=orphaned)
+        code, folder, report = _train_checked(
+            request, mpi, threads, served=served, checked=checked, is_orphan=is_orphan
+        )
     finally:
         over.set()
     if checked or not (code or report):
@@ -253,7 +253,7 @@ def train_together(
 
 
 def _train_checked(
-    request: TrainRequest, mpi: Any, threads: int, *, served: bool, checked: bool, orphaned: Callable[[], bool]
+    request: TrainRequest, mpi: Any, threads: int, *, served: bool, checked: bool, is_orphan: Callable[[], bool]
 ) -> tuple[int, Path, bool]:
     """The exit code of the run, its folder, and whether its report is due; see `train_together`."""
     prepared, folder, held, done, warnings = _checked_together(request, mpi, checked=checked, alone=not served)
@@ -264,7 +264,7 @@ def _train_checked(
         return 0, folder, request.report and not (folder / REPORT).exists()
     if not checked:  # else the parent process writes the log
         log_failures(folder / LOG)
-    heartbeat = Heartbeat(folder, mpi=mpi, seconds=request.watchdog_seconds, is_orphan=orphaned)
+    heartbeat = Heartbeat(folder, mpi=mpi, seconds=request.watchdog_seconds, is_orphan=is_orphan)
     try:
         heartbeat.start()
         start_watchdog(heartbeat)
@@ -380,9 +380,9 @@ def _checked_together(
                 done = nothing_left(folder, prepared) if request.resume else ""
             if not done:
                 if not checked:
-                    device = prepared.plan.cluster.device
+                    on_gpu = prepared.plan.cluster.device == "gpu"
                     warnings = require_startable(  # others may be elsewhere
-                        prepared.opened, ranks=1, files=not request.resume, device=device
+                        prepared.opened, ranks=1, is_new=not request.resume, on_gpu=on_gpu
                     )
                     folder = folder if request.out is not None else claimed(folder)
                 if not checked:
@@ -394,6 +394,7 @@ def _checked_together(
                         held.close()
                         raise FolderRefused("the process that started this run was killed")
                 clear_heartbeats(folder)
+                (folder / RANKS).mkdir(parents=True)
         except InputRefused as error:
             complaint = error
     folder, refused, done = mpi.bcast((folder, complaint is not None, done), root=0)

@@ -76,15 +76,15 @@ def refuse_folder(dataset: Dataset, folder: Path | None) -> None:
         )
 
 
-def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: str = "cpu") -> list[str]:
+def require_startable(opened: OpenedRecipe, *, ranks: int, is_new: bool, on_gpu: bool = False) -> list[str]:
     """Check what depends on this machine and the data, once, before ranks start that would all meet the same error.
 
     Prints warnings.
 
     Args:
         ranks: on this machine.
-        files: the run is new: its files are checked too, and it needs every service that it names.
-        device: on which it trains, cpu or gpu.
+        is_new: its files are checked too, and it needs every service that it names.
+        on_gpu: it trains there.
     Returns:
         the warnings that it has printed.
     Raises:
@@ -101,12 +101,12 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
             try:
                 component.require()
             except ServiceAway as error:
-                if files:
+                if is_new:
                     raise
                 warnings += print_warnings([f"{error.what}; the run goes on without it until it can be used"])
     require_data(opened.dataset, of_pack=opened.origins.get("dataset", "").startswith(SHOWN_PACK))
     require_room(opened.dataset, ranks=ranks)
-    if files:
+    if is_new:
         require_readable(opened.dataset)
         if "num_classes" in opened.counted:
             gaps = label_gaps(opened.dataset, *(open_split(opened.dataset, split) for split in ("train", "eval")))
@@ -115,14 +115,14 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
     parts = (*augmentation.train, *augmentation.late, *augmentation.eval)
     own = any(map(is_of_the_user, parts))
     reader = opened.dataset.reader
-    if files and (own or getattr(reader, "reads_folder", True) or getattr(reader, "is_own", False)):
+    if is_new and (own or getattr(reader, "reads_folder", True) or getattr(reader, "is_own", False)):
         from trainers.training.trial_images import require_images
 
         warnings += print_warnings(require_images(opened.recipe, opened.dataset))
-    if files:
+    if is_new:
         require_end(opened)
-    warnings += require_own_code(opened, on_gpu=device == "gpu", is_new=files)
-    if files:
+    warnings += require_own_code(opened, on_gpu=on_gpu, is_new=is_new)
+    if is_new:
         warnings += require_fit(opened)
     return warnings
 

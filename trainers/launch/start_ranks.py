@@ -86,8 +86,8 @@ def start_or_join(request: TrainRequest, *, on_signal: Callable[[int], None] = l
     if request.resume and (done := nothing_left(folder, prepared)):
         print(printable(done))
         return report_run(folder) if request.report and not (folder / REPORT).exists() else 0
-    device = prepared.plan.cluster.device
-    warnings = require_startable(prepared.opened, ranks=workers, files=not request.resume, device=device)
+    on_gpu = prepared.plan.cluster.device == "gpu"
+    warnings = require_startable(prepared.opened, ranks=workers, is_new=not request.resume, on_gpu=on_gpu)
     request = replace(request, warnings=tuple(warnings))
     folder = folder if request.out is not None else claimed(folder)
     with lock_for_run(folder, resume=request.resume) as held:
@@ -114,12 +114,11 @@ def _start(
     on_signal: Callable[[int], None],
 ) -> int:
     """Start the ranks here and show their progress until they end."""
-    timeline = prepared.plan.timeline
     share_lock(held)  # with rank 0, which may outlive this process
     before = last_line(folder)
     earlier = session_starts(folder / METRICS) if request.resume else None
     with _StopSignals(folder, on_signal) as signals:
-        clear_heartbeats(folder, anew=False)
+        clear_heartbeats(folder)
         tree = replace(request, out=folder, workers=None).as_tree()
         as_rank = ["train", request.recipe, "--as-rank", json.dumps(tree)]  # it gets its number from MPI
         threads = 1 if prepared.plan.exact else None
@@ -130,7 +129,8 @@ def _start(
             seconds=startup_seconds(request.watchdog_seconds),
             stopped_seconds=request.watchdog_seconds,
         )
-        from trainers.runs.progress import Screen, follow  # while the ranks load theirs
+        from trainers.runs.progress import Screen, follow, print_line  # while the ranks load theirs
+        from trainers.runs.progress_lines import RunState
 
         if request.verbosity >= -1 and (idle := idle_nodes()):
             what = f"all ranks start on this node, and this job of Slurm has {counted(idle, 'other node')}"
@@ -138,19 +138,16 @@ def _start(
         console = Screen()
         console.quiet = request.verbosity < -1
         if not console.is_terminal and request.verbosity >= 0:
-            console.print(f"run: {folder}", markup=False, highlight=False, soft_wrap=True)
+            print_line(console, f"run: {folder}")
         if request.cluster is not None and request.workers is None and request.verbosity >= 0:
             cluster = prepared.plan.cluster
             text = f"{workers} of the {cluster.num_workers} workers of cluster {cluster.name}: more are no faster here"
-            console.print(f"{text}; -n takes another number", markup=False, highlight=False, soft_wrap=True)
-        end = prepared.stop_after_update or timeline.num_updates
+            print_line(console, f"{text}; -n takes another number")
         code = follow(
             folder,
             started.process,
             console,
-            total_updates=timeline.num_updates,
-            total_samples=timeline.samples_at(end),
-            num_train=timeline.num_train,
+            RunState.of(prepared.plan.timeline, prepared.stop_after_update),
             earlier=earlier,
             printed=[f"warning: {warning}" for warning in request.warnings],
             verbosity=request.verbosity,
@@ -178,14 +175,14 @@ def _start(
 
         with suppress(InputRefused):  # the report says why its record cannot be read
             for line in noise_lines(open_run(folder)):
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
+                print_line(console, line)
     if request.report and code in (0, EXIT_STOPPED):
         code = report_run(folder) or code
     elif request.report and code == EXIT_FAILED:
         report_failure(folder)
     if code == 0:
         report = f"  report: {folder / REPORT}" if request.report else ""
-        console.print(f"run: {folder}{report}", markup=False, highlight=False, soft_wrap=True)
+        print_line(console, f"run: {folder}{report}")
     return code
 
 
@@ -256,7 +253,7 @@ def _verdict(code: int, folder: Path, before: dict[str, Any], ranks: Ranks, *, e
     records = [read_heartbeat(folder, rank) for rank in range(ranks.num_ranks)]
     finished = {record.rank for record in records if record is not None and record.finished}
     if code == 0 and ended and last["value"] != "failed" and len(finished) == ranks.num_ranks:
-        clear_heartbeats(folder, anew=False)
+        clear_heartbeats(folder)
         if last["value"] == "success" or last["reason"] == "--stop-after":
             return 0
         print_error(f"kilobatch: stopped by {requester_text(last['reason'], folder / STOP_FILE)}; {_way_on(folder)}")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from recipes.arguments import require_share
-from trainers.kernels.optimizer_steps import MomentumStep
-from trainers.optimizers.weight_decay import RATE_NOT_SET, NoDecay, require_weight_decay
-
-if TYPE_CHECKING:
-    import chainer
+from trainers.optimizers.sgd import CorrectedMomentumSGD
+from trainers.optimizers.weight_decay import NoDecay, require_weight_decay
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,15 +65,8 @@ class AdaScale:
             raise ValueError(f"AdaScale.clock must be samples or gain, got {self.clock!r}")
         require_weight_decay(self)
 
-    def fused_step(self, hyperparam: Any, t: int) -> MomentumStep:
-        """The step of the t-th update at these hyperparameters, without the decay."""
-        return MomentumStep(momentum=self.momentum, gradient_scale=-1.0, step_scale=-hyperparam.lr)
-
-    def build(self) -> chainer.Optimizer:
-        """Chainer's optimizer; the updater sets its `lr`, gain included."""
-        import chainer
-
-        return chainer.optimizers.CorrectedMomentumSGD(lr=RATE_NOT_SET, momentum=self.momentum)
+    fused_step = CorrectedMomentumSGD.fused_step  # at a rate that the updater has multiplied by the gain
+    build = CorrectedMomentumSGD.build
 
     def gain(self, *, per: int) -> Gain:
         """The gain of a run, before its first update.

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from lr_schedules.units import require_number
 from recipes.arguments import require_flag, require_share
 from trainers.kernels.optimizer_steps import AdamStep, Trust
+from trainers.optimizers.formula import build_from_formula
 from trainers.optimizers.lars import norm, one_where_a_norm_is_0
 from trainers.optimizers.weight_decay import NoDecay, require_weight_decay
-
-if TYPE_CHECKING:
-    import chainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,11 +118,7 @@ class Lamb:
         phi = weights if self.trust_bounds is None else xp.clip(weights, *self.trust_bounds)
         return one_where_a_norm_is_0(xp, phi / xp.where(direction == 0, 1.0, direction), weights, direction)
 
-    def build(self) -> chainer.Optimizer:
-        """The optimizer; the updater sets its `lr`."""
-        from trainers.optimizers.component_rule import ComponentOptimizer
-
-        return ComponentOptimizer(self)
+    build = build_from_formula
 
 
 def _require_bounds(bounds: object) -> None:

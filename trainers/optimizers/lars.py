@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from lr_schedules.units import require_number
 from recipes.arguments import require_flag, require_share
 from trainers.kernels.optimizer_steps import MomentumStep, Trust
+from trainers.optimizers.formula import build_from_formula
 from trainers.optimizers.weight_decay import NoDecay, require_weight_decay
-
-if TYPE_CHECKING:
-    import chainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,11 +119,7 @@ class Lars:
             ratio = xp.minimum(ratio / rate, 1.0) if rate else xp.ones_like(ratio)
         return one_where_a_norm_is_0(xp, ratio, weights, gradient)
 
-    def build(self) -> chainer.Optimizer:
-        """The optimizer; the updater sets its `lr`."""
-        from trainers.optimizers.component_rule import ComponentOptimizer
-
-        return ComponentOptimizer(self)
+    build = build_from_formula
 
 
 def norm(xp: Any, array: Any) -> Any:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from recipes.arguments import require_count, require_share
+from trainers.optimizers.formula import build_from_formula
 from trainers.optimizers.weight_decay import NoDecay, require_weight_decay
-
-if TYPE_CHECKING:
-    import chainer
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 # Five are usual; a recipe may come from a stranger, and each iteration of each update takes time. Assumed.
@@ -110,8 +108,4 @@ class Muon:
             x = _A * x + (_B * a + _C * (a @ a)) @ x
         return x.T if turned else x
 
-    def build(self) -> chainer.Optimizer:
-        """The optimizer; the updater sets its `lr`."""
-        from trainers.optimizers.component_rule import ComponentOptimizer
-
-        return ComponentOptimizer(self)
+    build = build_from_formula

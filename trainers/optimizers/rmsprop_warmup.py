@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from lr_schedules.units import Epochs, require_number
 from recipes.arguments import require_share
 from trainers.kernels.optimizer_steps import RmspropStep
+from trainers.optimizers.formula import build_from_formula
 from trainers.optimizers.weight_decay import NoDecay, require_weight_decay
-
-if TYPE_CHECKING:
-    import chainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +97,7 @@ class RmspropWarmup:
         delta -= (sgd + rmsprop / (xp.sqrt(m) + self.eps)) * g
         w += rate * delta
 
-    def build(self) -> chainer.Optimizer:
-        """The optimizer; the updater sets its `lr` and the epoch."""
-        from trainers.optimizers.component_rule import ComponentOptimizer
-
-        return ComponentOptimizer(self)
+    build = build_from_formula
 
     @property
     def slow_until(self) -> float:

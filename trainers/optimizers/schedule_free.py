@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from lr_schedules.units import require_number
+from trainers.optimizers.formula import build_from_formula
 from trainers.optimizers.weight_decay import NoDecay, require_weight_decay
-
-if TYPE_CHECKING:
-    import chainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +70,4 @@ class ScheduleFreeSGD:
         """x of a parameter; its weights where no update has been made."""
         return w + (1.0 - 1.0 / self.beta) * state["d"] if state else w
 
-    def build(self) -> chainer.Optimizer:
-        """The optimizer; the updater sets its `lr`."""
-        from trainers.optimizers.component_rule import ComponentOptimizer
-
-        return ComponentOptimizer(self)
+    build = build_from_formula

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from recipes.arguments import require_share
 from trainers.kernels.optimizer_steps import MomentumStep
+from trainers.optimizers.formula import build_from_formula
 from trainers.optimizers.weight_decay import RATE_NOT_SET, Decay, NoDecay, require_weight_decay
 
 if TYPE_CHECKING:
@@ -114,11 +115,7 @@ class CorrectedNesterovAG:
         v += g
         w -= hyperparam.lr * (g + self.momentum * v)
 
-    def build(self) -> chainer.Optimizer:
-        """The optimizer; the updater sets its `lr`."""
-        from trainers.optimizers.component_rule import ComponentOptimizer
-
-        return ComponentOptimizer(self)
+    build = build_from_formula
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,11 +220,7 @@ class NesterovAG:
         step += self.momentum * v
         w -= step
 
-    def build(self) -> chainer.Optimizer:
-        """The optimizer; the updater sets its `lr`."""
-        from trainers.optimizers.component_rule import ComponentOptimizer
-
-        return ComponentOptimizer(self)
+    build = build_from_formula
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -246,8 +246,8 @@ def waited_for() -> bool:
     return not (_has_joined or launched_by_us() or launched_ranks() in (None, 1))
 
 
-def _abort_launch(code: int) -> None:
-    """Ask the launcher by PMI to end all ranks, with this exit code under mpiexec; this one has not joined them.
+def _abort_launch() -> None:
+    """Ask the launcher by PMI to end all ranks, with exit code 2 under mpiexec; this one has not joined them.
 
     If a rank only exits, MPICH's mpiexec and srun let the others wait in MPI_Init. Nothing happens without PMI-1.
     """
@@ -255,7 +255,7 @@ def _abort_launch(code: int) -> None:
         launcher.settimeout(_PMI_SECONDS)
         launcher.sendall(b"cmd=init pmi_version=1 pmi_subversion=1\n")
         launcher.recv(1024)
-        launcher.sendall(b"cmd=abort exitcode=%d\n" % code)
+        launcher.sendall(b"cmd=abort exitcode=%d\n" % EXIT_INPUT)
         launcher.recv(1024)  # ends when the launcher ends this process
 
 
@@ -285,7 +285,7 @@ def exit_on_error(error: Exception) -> None:
             time.sleep(_FIRST_SECONDS if launched_rank() else 0)
             who = f"rank {launched_rank()} on {socket.gethostname()}: " if launched_rank() else ""
             print_and_drain(str(error) if isinstance(error, RecipeError) and not who else f"kilobatch: {who}{error}")
-            _abort_launch(EXIT_INPUT)
+            _abort_launch()
         elif launched_rank() == 0 or launched_by_us():  # the other ranks of a foreign launcher have met the same
             print_error(str(error) if isinstance(error, RecipeError) else f"kilobatch: {error}")
         sys.exit(EXIT_INPUT)

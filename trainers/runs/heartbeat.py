@@ -71,12 +71,9 @@ def read_heartbeat(folder: Path, rank: int) -> HeartbeatRecord | None:
     return HeartbeatRecord(**{**fields, "stack": tuple(fields["stack"])})
 
 
-def clear_heartbeats(folder: Path, *, anew: bool = True) -> None:
-    """Remove the heartbeats of a run that has ended; with `anew` make an empty folder for those of the next run."""
-    ranks = folder / RANKS
-    shutil.rmtree(ranks, ignore_errors=True)
-    if anew:
-        ranks.mkdir(parents=True)
+def clear_heartbeats(folder: Path) -> None:
+    """Remove the heartbeats of a run that has ended."""
+    shutil.rmtree(folder / RANKS, ignore_errors=True)
 
 
 class Heartbeat:

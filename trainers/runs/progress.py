@@ -34,10 +34,8 @@ def follow(
     run_folder: str | Path,
     process: subprocess.Popen[Any],
     console: Console,
+    state: RunState,
     *,
-    total_updates: int,
-    total_samples: int,
-    num_train: int,
     earlier: frozenset[bytes] | None,
     printed: Container[str] = (),
     verbosity: int,
@@ -50,17 +48,14 @@ def follow(
     Args:
         run_folder: where the ranks write; the file need not exist yet.
         process: the ranks' mpiexec; the caller reads its pipes.
-        total_updates: of the whole run.
-        total_samples: up to where it ends or stops: the time left is right while the batch grows.
-        num_train: samples of the training set, for the epoch.
+        state: of the run, before its first line.
         earlier: the `session_starts` before a `--resume`, whose lines are not shown; None: a new run.
         printed: notes that the user has seen.
         verbosity: -1 shows only notes and how the run ended, 1 a line an update.
     Returns:
         The exit status of the process.
     """
-    state = RunState(total_updates=total_updates, total_samples=total_samples, num_train=num_train)
-    lines = ProgressLines(partial(_print_line, console), state, every_seconds=EVERY_SECONDS[verbosity])
+    lines = ProgressLines(partial(print_line, console), state, every_seconds=EVERY_SECONDS[verbosity])
     has_bar = console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
     display = _Bar(console, state) if has_bar and verbosity == 0 else lines
     with closing(Tail(Path(run_folder) / METRICS, earlier)) as tail, display:
@@ -70,7 +65,7 @@ def follow(
                 process.wait(timeout=_POLL_SECONDS)
         display.take(_with_notes_printed(console, tail.lines(ended=True), printed, verbosity))
     if state.ending:
-        _print_line(console, state.ending)
+        print_line(console, state.ending)
     return process.returncode
 
 
@@ -82,7 +77,7 @@ def _with_notes_printed(
         notes = [note for note in line.get("notes", ()) if note not in printed]
         texts = [*notes, line.get("note"), line.get("training") if verbosity >= 0 else None]
         for text in filter(None, texts):
-            _print_line(console, text)
+            print_line(console, text)
     return lines
 
 
@@ -190,7 +185,8 @@ class _Bar:
         return Group(row, Text(state.figures, style="dim"))
 
 
-def _print_line(console: Console, text: str) -> None:
+def print_line(console: Console, text: str) -> None:
+    """Print a line as it is: Rich neither wraps nor colours it, nor reads markup in it."""
     console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from recipes.reports.metrics import is_score
 from recipes.reports.wording import duration, memory_words, number, percent
+
+if TYPE_CHECKING:
+    from recipes.planning.timeline import Timeline
 
 _RECENT = 16  # updates over which the displayed loss and samples per second are averaged
 EVERY_SECONDS = {-2: math.inf, -1: math.inf, 0: 30.0, 1: 0.0}  # by verbosity: silent, --quiet, nothing, --verbose
@@ -38,6 +41,12 @@ class RunState:
         self._recent: deque[tuple[int, float, float]] = deque(maxlen=_RECENT)  # samples, seconds, loss
         self._first: tuple[float, int] | None = None  # time and samples when the first update was done
         self.now = 0.0
+
+    @classmethod
+    def of(cls, timeline: Timeline, end: int | None = None) -> Self:
+        """Before the first line of a run that ends or stops before the update `end`."""
+        samples = timeline.num_samples if end is None else timeline.samples_at(end)
+        return cls(total_updates=timeline.num_updates, total_samples=samples, num_train=timeline.num_train)
 
     def take(self, line: dict[str, Any]) -> None:
         key, value = line["key"], line.get("value")

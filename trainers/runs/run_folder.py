@@ -193,38 +193,35 @@ def refuse_links(folder: Path, *names: str) -> None:
                 )
 
 
-def open_to_append(folder: Path, name: str) -> IO[bytes]:
-    """Open a file for reading and appending, in a folder that is made if it does not exist.
-
-    Raises:
-        FolderRefused: the folder or the file cannot be written, or is a link out of the folder, or no file.
-    """
-    refuse_links(folder, name)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _require_file(folder / name)
-        return open(folder / name, "a+b")
-    except OSError as error:
-        raise FolderRefused(f"{folder} cannot be written: {error.strerror}; choose another --out") from error
-
-
 def lock_folder(folder: Path, *, shared: bool = False, way_out: str = "give another --out, ") -> IO[bytes]:
-    """Lock a folder against other runs, whose files would mix, as long as the returned file is open.
+    """Lock a folder, made if it does not exist, against other runs, whose files would mix.
 
-    The system releases the lock of a killed process. Without locks of the file system there is no such protection.
+    The lock holds as long as the returned file, its log, is open. The system releases the lock of a killed process.
+    Without locks of the file system there is no such protection.
 
     Args:
         shared: with the process that started this one, which has locked the folder and called `share_lock`.
         way_out: before waiting and ending that run, for the error.
     Raises:
-        FolderRefused: the folder cannot be written, or another run has locked it.
+        FolderRefused: the folder or its log cannot be written, or the log is a link out of the folder or no file, or
+            another run has locked the folder.
     """
-    held = open_to_append(folder, LOG)
+    held = _opened_log(folder)
     if not _lock(held, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
         held.close()
         way_out += f"wait until it has ended, or end it with `touch {quote(str(folder))}/stop`"
         raise FolderRefused(f"a run is being trained in {folder}; {way_out}")
     return held
+
+
+def _opened_log(folder: Path) -> IO[bytes]:
+    refuse_links(folder, LOG)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _require_file(folder / LOG)
+        return open(folder / LOG, "a+b")
+    except OSError as error:
+        raise FolderRefused(f"{folder} cannot be written: {error.strerror}; choose another --out") from error
 
 
 def share_lock(held: IO[bytes]) -> None:

@@ -49,8 +49,8 @@ def worker_loop(comm: Any, messages: Path, *, threads: int, stop: Path | None = 
     """
     requests = MessageReader(messages / ORDERS)  # on the first rank
 
-    def abandoned() -> bool:
-        return parent_is_gone() or requests.writer_is_dead
+    def is_orphan() -> bool:
+        return parent_is_gone() or (comm.rank == 0 and requests.writer_is_dead)
 
     hosts, gpus = comm.gather(socket.gethostname(), root=0), comm.gather(chosen_gpu(), root=0)
     if comm.rank == 0:
@@ -58,23 +58,22 @@ def worker_loop(comm: Any, messages: Path, *, threads: int, stop: Path | None = 
     with handling_signals(lambda *_: stop and request_stop(stop, "signal")):  # this rank goes on: others wait for it
         while True:
             message = None
-            while comm.rank == 0 and (message := requests.next()) is None and not abandoned():
+            while comm.rank == 0 and (message := requests.next()) is None and not is_orphan():
                 time.sleep(_POLL_SECONDS)
             wait_for([comm.Ibarrier()], longest=_POLL_SECONDS)
             tree = comm.bcast(message and message["train"], root=0)
             if tree is None:
                 return
-            orphaned = abandoned if comm.rank == 0 else parent_is_gone
-            result = _train(TrainRequest.from_tree(tree), comm, threads, orphaned)
+            result = _train(TrainRequest.from_tree(tree), comm, threads, is_orphan)
             gc.collect()  # a run's objects are in reference cycles
             if comm.rank == 0:
                 write_message(messages / ANSWERS, result)
 
 
-def _train(request: TrainRequest, comm: Any, threads: int, orphaned: Callable[[], bool]) -> dict[str, Any]:
+def _train(request: TrainRequest, comm: Any, threads: int, is_orphan: Callable[[], bool]) -> dict[str, Any]:
     """Train a run; returns how it ended, as the fields of a `RunEnd`."""
     try:
-        code = train_together(request, comm, threads=threads, served=True, orphaned=orphaned)
+        code = train_together(request, comm, threads=threads, served=True, is_orphan=is_orphan)
     except (RunFailed, InputRefused) as error:
         cause = error.__cause__ or error
         if isinstance(cause, NotFinite | Overflow):

@@ -84,7 +84,7 @@ def search(request: SearchRequest) -> int:
         return 0
     record = folder_record(folder, opened, resume=request.resume, storage=request.storage)
     is_new = not (request.resume or request.goes_on or begun)
-    require_startable(opened.base, ranks=1, files=is_new, device=device)
+    require_startable(opened.base, ranks=1, is_new=is_new, on_gpu=device == "gpu")
     storage_name = request.storage or record["storage"]
     with lock_folder(folder):
         (folder / STOP_FILE).unlink(missing_ok=True)

@@ -79,10 +79,7 @@ class _Work:
         (self.folder / STOP_FILE).unlink(missing_ok=True)
         self._began = self.last_news = time.monotonic()
         self.hung = False  # it was ended for that
-        timeline = prepared.plan.timeline
-        self.state = RunState(
-            total_updates=timeline.num_updates, total_samples=timeline.num_samples, num_train=timeline.num_train
-        )
+        self.state = RunState.of(prepared.plan.timeline)
         file = self.folder / METRICS
         self._tail = Tail(file, session_starts(file) if request.resume else None)
         group.train(request)

@@ -85,7 +85,7 @@ def verify(
     small = _small(recipe, overrides, data, allow_code)
     opened = _opened(recipe, small, data, allow_code)
     refuse_unbuilt(opened.recipe, opened.dataset)
-    require_startable(opened, ranks=3, files=True)
+    require_startable(opened, ranks=3, is_new=True)
     batch, span = opened.recipe.batch.global_.sizes[0], max(opened.recipe.batch.norm_span.sizes)
     words = train_words(recipe, overrides=small, data=data, allow_code=allow_code)
     checks: list[Check] = []

@@ -70,7 +70,7 @@ from trainers.training.exact_mode import broken_since, hold_on_gpu, unlike_hosts
 from trainers.training.extensions.checkpoints import Checkpoints, read_together
 from trainers.training.extensions.evaluation import Evaluation, Every, going_on, score
 from trainers.training.extensions.gpu_profile import GpuProfile, nsys_command
-from trainers.training.extensions.gradient_exchange import GradientExchange
+from trainers.training.extensions.gradient_exchange import ExchangeLine
 from trainers.training.extensions.metrics import Metrics
 from trainers.training.extensions.profile import Profile, profiled_updates
 from trainers.training.extensions.skipped_images import SkippedImages
@@ -343,9 +343,7 @@ class _Run:
         """The metrics of the run, with the seconds of all ranks; rank 0 writes them."""
         rounds = not self.plan.exact and self.updater.exchange.wire.name != "float32"
         ranks = RankSeconds(self.updater.clock, self.mpi, counts_lost=rounds)
-        timeline = self.plan.timeline
-        samples = timeline.samples_at(self.end_update)
-        state = RunState(total_updates=timeline.num_updates, total_samples=samples, num_train=timeline.num_train)
+        state = RunState.of(self.plan.timeline, self.end_update)
         lines = ProgressLines(log.info, state, every_seconds=EVERY_SECONDS[self.request.verbosity])
         self.state, observe = state, lambda line: lines.take([line])  # on rank 0
         return Metrics(self.folder / METRICS, writes=self.leads, ranks=ranks, memory=self._peaks, observe=observe)
@@ -378,7 +376,7 @@ class _Run:
         if not self.plan.exact:  # exact mode uses no communicator's sum, and overlaps nothing
             component = self.plan.cluster.exchange.communicator
             name = type(component).__name__ if component else "Auto"  # null means Auto, see `build_exchange`
-            trainer.extend(GradientExchange(name, self.updater.exchange, self.metrics))
+            trainer.extend(ExchangeLine(name, self.updater.exchange, self.metrics))
         if number := self.request.profile:
             updates = profiled_updates(number, begin=self.updater.iteration, end=self.end_update)
             gpu = None

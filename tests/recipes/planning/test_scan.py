@@ -13,7 +13,7 @@ from recipes.planning.forecast import PARTS, forecast
 from recipes.planning.planner import plan
 from recipes.planning.scan import (
     CONVERGENCE,
-    Point,
+    Convergence,
     Scan,
     at_point,
     best_sharing,
@@ -77,7 +77,7 @@ def test_published_batches_have_their_published_epochs() -> None:
 
 
 @pytest.mark.parametrize("point", CONVERGENCE, ids=lambda point: str(point.batch))
-def test_a_published_batch_is_planned_with_the_norm_span_of_its_recipe(point: Point, planned: Callable) -> None:
+def test_a_published_batch_is_planned_with_the_norm_span_of_its_recipe(point: Convergence, planned: Callable) -> None:
     made = planned("mlperf/lars_4096", "dgx-1", 256)
     own = planned(f"mlperf/lars_{point.batch}", "dgx-1", 256)
     recipe = at_point(made, point.batch, own.recipe.epochs)

@@ -9,7 +9,7 @@ from recipes import open_cluster
 from recipes.planning.cluster import Cluster
 from recipes.planning.forecast import case_of
 from recipes.planning.hardware import MeasuredAllReduce, Rate
-from recipes.planning.timing import Case, NoForecast, timing_of
+from recipes.planning.timing import NoForecast, TimedCase, timing_of
 from trainers.launch.vocabulary import vocabulary
 
 
@@ -79,7 +79,7 @@ def test_a_rate_that_contradicts_the_links_is_refused(foretold: Callable) -> Non
         foretold("goyal2017", wrong, 256)
 
 
-def _probed(planned: Callable, exact: bool = False) -> Case:
+def _probed(planned: Callable, exact: bool = False) -> TimedCase:
     """Two ranks: each makes 100 samples/s alone, 80 beside the other, and 70 where they also send 1 MB of gradients."""
     made = planned("digits/large_batch", "mn1", 2)
     how = {"basis": "probe", "source": "by hand"}
@@ -94,7 +94,7 @@ def _probed(planned: Callable, exact: bool = False) -> Case:
         made.cluster.hardware, device="cpu", rates=(one, both, sent), variation=0.0, all_reduces=(timed,), network=None
     )
     cluster = Cluster(name="a", nodes=1, workers_per_node=2, device="cpu", device_memory_bytes=10**9, hardware=hardware)
-    return Case(cluster=cluster, model="Own", image_size=8, num_parameters=250_000, exact=exact)
+    return TimedCase(cluster=cluster, model="Own", image_size=8, num_parameters=250_000, exact=exact)
 
 
 def test_ranks_that_computed_beside_each_other_and_sent_nothing_are_taken_as_they_were(planned: Callable) -> None:

@@ -12,7 +12,7 @@ from recipes.planning.all_reduce import ALGORITHMS, Links, ring
 from recipes.planning.networks import Layer, Network, network
 from recipes.planning.update_time import (
     Compute,
-    Exchange,
+    ExchangeTime,
     buckets_by_size,
     buckets_by_time,
     calibrated,
@@ -31,7 +31,7 @@ COMPUTE = Compute(fixed_seconds=0.010, seconds_per_sample=0.003)
 TINY = Network("tiny", 8, (Layer(100, 40), Layer(300, 50), Layer(600, 10)))
 
 
-def simulated(net: Network, compute: Compute, exchange: Exchange, *, devices: int, nodes: int, batch: int) -> float:
+def simulated(net: Network, compute: Compute, exchange: ExchangeTime, *, devices: int, nodes: int, batch: int) -> float:
     """Seconds of one update, event by event: a device that computes layer by layer, and a channel that sends."""
     environment = simpy.Environment()
     channel = simpy.Resource(environment)
@@ -69,7 +69,7 @@ def simulated(net: Network, compute: Compute, exchange: Exchange, *, devices: in
 def test_the_closed_form_is_what_discrete_events_give(name: str, devices: int, nodes: int, bucket: float) -> None:
     net = network("resnet18", 64)
     for batch in (1, 7, 64):
-        exchange = Exchange(all_reduce=ALGORITHMS[name], bucket_bytes=bucket)
+        exchange = ExchangeTime(all_reduce=ALGORITHMS[name], bucket_bytes=bucket)
         made = update_time(net, COMPUTE, exchange, LINKS, devices=devices, nodes=nodes, micro_batch_size=batch)
         events = simulated(net, COMPUTE, exchange, devices=devices, nodes=nodes, batch=batch)
         assert float(made.total) == pytest.approx(events, rel=1e-9)
@@ -78,9 +78,9 @@ def test_the_closed_form_is_what_discrete_events_give(name: str, devices: int, n
 def test_no_overlap_adds_and_double_buffering_takes_the_longer() -> None:
     whole = float(ring(4 * TINY.num_parameters, 4, 4, LINKS))
     case = {"devices": 4, "nodes": 4, "micro_batch_size": 2}
-    none = update_time(TINY, COMPUTE, Exchange(all_reduce=ring, overlap="none"), LINKS, **case)
+    none = update_time(TINY, COMPUTE, ExchangeTime(all_reduce=ring, overlap="none"), LINKS, **case)
     assert float(none.total) == pytest.approx(0.016 + whole, rel=1e-12)
-    double = Exchange(all_reduce=ring, overlap="double_buffering")
+    double = ExchangeTime(all_reduce=ring, overlap="double_buffering")
     assert float(update_time(TINY, COMPUTE, double, LINKS, **case).total) == pytest.approx(0.016, rel=1e-12)
     slow = replace(LINKS, network_bytes_per_second=1000.0)
     assert float(update_time(TINY, COMPUTE, double, slow, **case).total) == pytest.approx(
@@ -97,7 +97,7 @@ def fluid(compute: float, communication: float, own: float, sending: float) -> f
 @pytest.mark.parametrize(("own", "sending"), [(1.0, 1.0), (0.9, 0.95), (0.7, 0.6), (0.95, 0.5)])
 @pytest.mark.parametrize("communication", [0.5, 0.9, 1.0, 1.3, 4.0])
 def test_double_buffering_on_shared_cores_is_two_fluids(communication: float, own: float, sending: float) -> None:
-    exchange = Exchange(
+    exchange = ExchangeTime(
         all_reduce=lambda *_: communication,
         overlap="double_buffering",
         contention=(1 - own) / sending,
@@ -115,7 +115,7 @@ def test_one_device_only_computes() -> None:
         made = update_time(
             TINY,
             replace(COMPUTE, sigma=0.02),
-            Exchange(all_reduce=ring, overlap=overlap, contention=0.05),
+            ExchangeTime(all_reduce=ring, overlap=overlap, contention=0.05),
             LINKS,
             devices=1,
             nodes=1,
@@ -126,7 +126,7 @@ def test_one_device_only_computes() -> None:
 
 
 def test_the_exchange_overlaps_with_the_last_micro_batch_only() -> None:
-    exchange = Exchange(all_reduce=lambda *_: 0.1, bucket_bytes=math.inf)
+    exchange = ExchangeTime(all_reduce=lambda *_: 0.1, bucket_bytes=math.inf)
     one, four = (
         update_time(TINY, COMPUTE, exchange, LINKS, devices=4, nodes=4, micro_batch_size=2, accumulation_steps=steps)
         for steps in (1, 4)
@@ -135,7 +135,7 @@ def test_the_exchange_overlaps_with_the_last_micro_batch_only() -> None:
 
 
 def test_input_bounds_an_update_that_computes_faster() -> None:
-    exchange = Exchange(all_reduce=ring)
+    exchange = ExchangeTime(all_reduce=ring)
     made = update_time(TINY, COMPUTE, exchange, LINKS, devices=1, nodes=1, micro_batch_size=1, input_seconds=0.5)
     assert float(made.total) == 0.5
     assert float(made.waiting_for_input) == pytest.approx(0.487)
@@ -174,7 +174,7 @@ def test_expected_maxima_agree_with_draws() -> None:
 @pytest.mark.parametrize("cycle", [0.0, 0.005])
 def test_a_calibrated_model_returns_its_rate(overlap: str, cycle: float) -> None:
     net = network("resnet50", 224)
-    exchange = Exchange(all_reduce=ring, overlap=overlap, bucket_bytes=4e6, cycle_seconds=cycle, contention=0.048)
+    exchange = ExchangeTime(all_reduce=ring, overlap=overlap, bucket_bytes=4e6, cycle_seconds=cycle, contention=0.048)
 
     def seconds(per_sample: float) -> float:
         compute = Compute(fixed_seconds=0.01, seconds_per_sample=per_sample, sigma=0.018)

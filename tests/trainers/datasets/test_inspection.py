@@ -219,7 +219,7 @@ def test_classes_without_a_sample_are_named_where_labels_count_them(
     for said in (verified_text(verify_images(opened.dataset, str)), inspection_text(inspect(opened.dataset))):
         assert verified in said
         assert ("no sample, but" in said) == bool(verified)
-    require_startable(opened, ranks=1, files=True)
+    require_startable(opened, ranks=1, is_new=True)
     error = capsys.readouterr().err
     assert warned in error
     assert ("no sample" in error) == bool(warned)

@@ -7,7 +7,6 @@ import io
 import os
 import shutil
 import tarfile
-import threading
 from contextlib import nullcontext
 from pathlib import Path
 from typing import ClassVar
@@ -56,13 +55,8 @@ class Server(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def web():
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/set"
-    server.shutdown()
-    server.server_close()
+def web(serve):
+    return f"{serve(Server)}/set"
 
 
 @pytest.fixture(autouse=True)

@@ -4,9 +4,8 @@ import http.server
 import io
 import os
 import sys
-import threading
 import time
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
@@ -150,32 +149,28 @@ def test_without_its_driver_a_web_server_is_refused_with_the_packages_of_that(mo
         ImageFolder().facts(Path("http://127.0.0.1:9"))
 
 
-@contextmanager
-def served(folder):
-    """The URL of a folder on a web server."""
+@pytest.fixture
+def served(serve):
+    """Called with a folder, the URL of that on a web server."""
     pytest.importorskip("aiohttp", reason="aiohttp is not installed: pip install .[remote]")
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Web, directory=folder)) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    return lambda folder: serve(partial(Web, directory=folder))
 
 
-def test_a_web_server_has_the_names_of_the_folder(roots, tmp_path):
+def test_a_web_server_has_the_names_of_the_folder(roots, tmp_path, served):
     image = next((roots / "folder").rglob("*.jpg")).read_bytes()
     for split in ("train", "val"):
         for name in ("apple", "été", "a b%20"):
             (tmp_path / "set" / split / name).mkdir(parents=True)
             (tmp_path / "set" / split / name / "1.jpg").write_bytes(image)
-    with served(tmp_path / "set") as url:
-        ours, theirs = (ImageFolder().open(root, "train") for root in (Path(url), tmp_path / "set"))
-        assert ImageFolder().class_names(Path(url)) == ImageFolder().class_names(tmp_path / "set")
-        assert ImageFolder().fingerprint(Path(url)) == ImageFolder().fingerprint(tmp_path / "set")
-        assert [ours.encoded(index) for index in range(3)] == [image] * 3
-        assert ours.labels.tolist() == theirs.labels.tolist()
+    url = Path(served(tmp_path / "set"))
+    ours, theirs = (ImageFolder().open(root, "train") for root in (url, tmp_path / "set"))
+    assert ImageFolder().class_names(url) == ImageFolder().class_names(tmp_path / "set")
+    assert ImageFolder().fingerprint(url) == ImageFolder().fingerprint(tmp_path / "set")
+    assert [ours.encoded(index) for index in range(3)] == [image] * 3
+    assert ours.labels.tolist() == theirs.labels.tolist()
 
 
-def test_a_web_server_without_ranges_is_staged_by_whole_files(roots, tmp_path, monkeypatch):
+def test_a_web_server_without_ranges_is_staged_by_whole_files(roots, tmp_path, monkeypatch, served):
     monkeypatch.setattr(staging, "_BLOCK", 4000)  # smaller than a shard
-    with served(roots / "tar") as url:
-        assert stage(Path(url), tmp_path / "staged").num_copied == 5
+    assert stage(Path(served(roots / "tar")), tmp_path / "staged").num_copied == 5
     assert TarShards().fingerprint(tmp_path / "staged") == TarShards().fingerprint(roots / "tar")

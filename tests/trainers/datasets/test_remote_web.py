@@ -3,7 +3,6 @@
 import http.server
 import os
 import socket
-import threading
 import time
 from functools import partial
 from typing import ClassVar
@@ -53,14 +52,9 @@ class Server(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def http_mirror():
+def http_mirror(serve):
     Server.seen.clear()
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield Mirror(f"http://127.0.0.1:{server.server_port}/set/")
-    server.shutdown()
-    server.server_close()
+    return Mirror(f"{serve(Server)}/set/")
 
 
 def test_a_server_that_fails_is_asked_again_and_then_named(http_mirror):
@@ -99,14 +93,11 @@ def test_a_server_that_stalls_before_it_lists_is_given_up(monkeypatch):
             Mirror(f"http://127.0.0.1:{silent.getsockname()[1]}/set")
 
 
-def test_a_file_that_changes_on_a_server_without_etags_is_fetched_anew(tmp_path, monkeypatch):
+def test_a_file_that_changes_on_a_server_without_etags_is_fetched_anew(tmp_path, monkeypatch, serve):
     monkeypatch.setattr(remote, "_LISTED_SECONDS", 0)
     (tmp_path / "set").mkdir()
-    handler = partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path / "set")
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        for hour, content in enumerate((b"before", b"behind")):
-            (tmp_path / "set/a.bin").write_bytes(content)
-            os.utime(tmp_path / "set/a.bin", (3600 * hour,) * 2)
-            assert Mirror(f"http://127.0.0.1:{server.server_port}").read("a.bin") == content
-        server.shutdown()
+    url = serve(partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path / "set"))
+    for hour, content in enumerate((b"before", b"behind")):
+        (tmp_path / "set/a.bin").write_bytes(content)
+        os.utime(tmp_path / "set/a.bin", (3600 * hour,) * 2)
+        assert Mirror(url).read("a.bin") == content

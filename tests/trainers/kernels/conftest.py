@@ -30,7 +30,7 @@ class Poisoned:
     def __getattr__(self, name):
         return getattr(self._module, name)
 
-    def empty(self, shape, dtype):
+    def empty(self, shape, dtype=np.float64):
         return self._module.full(shape, 255 if np.dtype(dtype).kind == "u" else np.nan, dtype)
 
 
@@ -86,6 +86,12 @@ class PoisonedGpu(launcher.Launcher):
         import cupy
 
         return Poisoned(cupy)
+
+
+@pytest.fixture
+def poisoned_numpy():
+    """NumPy, its memory poisoned."""
+    return Poisoned(np)
 
 
 def pytest_collection_modifyitems(items):

@@ -25,19 +25,9 @@ ALONE = Passes(Threads(lambda: 1))
 EPS = 2e-5
 
 
-class Poisoned:
-    """NumPy, but for memory that holds NaN where it would be unknown."""
-
-    def __getattr__(self, name):
-        return getattr(np, name)
-
-    def empty(self, shape, dtype=np.float64):
-        return np.full(shape, np.nan, dtype)
-
-
 @pytest.fixture(autouse=True)
-def poisoned(monkeypatch):
-    monkeypatch.setattr(compiled_normalization, "np", Poisoned())
+def poisoned(monkeypatch, poisoned_numpy):
+    monkeypatch.setattr(compiled_normalization, "np", poisoned_numpy)
 
 
 def made(shape, *, level=3.0):

@@ -39,19 +39,9 @@ def by_numpy(monkeypatch, function, *arrays, **how):
         return function(*arrays, **how)
 
 
-class Poisoned:
-    """NumPy, but for memory that holds NaN, or 99, where it would be unknown."""
-
-    def __getattr__(self, name):
-        return getattr(np, name)
-
-    def empty(self, shape, dtype):
-        return np.full(shape, 99 if dtype == np.uint8 else np.nan, dtype)
-
-
 @pytest.fixture(autouse=True)
-def poisoned(monkeypatch):
-    monkeypatch.setattr(pooling, "np", Poisoned())
+def poisoned(monkeypatch, poisoned_numpy):
+    monkeypatch.setattr(pooling, "np", poisoned_numpy)
 
 
 @pytest.mark.parametrize("channels", CHANNELS)

@@ -233,19 +233,9 @@ def test_what_is_not_covered_is_chainers_to_the_bit(ours, options, dtype):
     np.testing.assert_array_equal(actual, F.convolution_2d(x, W, **options).array)
 
 
-class Poisoned:
-    """NumPy, but for memory that is full of NaN where it would be unknown."""
-
-    def __getattr__(self, name):
-        return getattr(np, name)
-
-    def empty(self, shape, dtype=np.float64):
-        return np.full(shape, np.nan, dtype)
-
-
-def test_every_value_of_what_is_allocated_is_written(monkeypatch):
+def test_every_value_of_what_is_allocated_is_written(monkeypatch, poisoned_numpy):
     for module in (convolution, elementwise, normalization, pooling):
-        monkeypatch.setattr(module, "np", Poisoned())
+        monkeypatch.setattr(module, "np", poisoned_numpy)
     monkeypatch.setattr(convolution, "_kept", type("Kept", (), {})())
     for seed in range(CASES):
         random = np.random.RandomState(seed)

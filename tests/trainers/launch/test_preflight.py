@@ -178,7 +178,7 @@ def test_arrays_that_cannot_be_trained_on_are_refused(tmp_path, monkeypatch, sha
     Path("own.yaml").write_text("name: own\nreader: {kind: Arrays}\nroot: .\nchannels: 3\n")
     Path("mine.yaml").write_text(f"{RECIPE}augmentation: {{train: {augmentation}}}\n")
     with pytest.raises(InputRefused, match=message):
-        require_startable(prepare(TrainRequest(recipe="mine.yaml"), workers=1).opened, ranks=1, files=True)
+        require_startable(prepare(TrainRequest(recipe="mine.yaml"), workers=1).opened, ranks=1, is_new=True)
 
 
 def test_an_image_of_extreme_size_that_is_damaged_in_the_middle_is_no_fault_of_the_augmentation(own):
@@ -277,7 +277,7 @@ def test_own_augmentation_of_the_last_part_of_a_run_is_tried_before_it(tmp_path,
     how = {"overrides": (f"augmentation.end={{at: 1, train: {late}}}",), "allow_code": True}
     opened = prepare(TrainRequest(recipe="digits/large_batch", **how), workers=1).opened
     with pytest.raises(InputRefused, match=r"augmentation\.end cannot be applied to sample 0: ValueError: no such"):
-        require_startable(opened, ranks=1, files=True)
+        require_startable(opened, ranks=1, is_new=True)
 
 
 OWN_AUGMENTATIONS = """\
@@ -336,5 +336,5 @@ def test_own_augmentation_that_gives_no_image_or_another_each_time_is_named(
     how = {"overrides": (f"augmentation.train={parts}",), "allow_code": True}
     opened = prepare(TrainRequest(recipe="digits/baseline", **how), workers=1).opened
     with pytest.raises(InputRefused, match=re.escape(refused)) if refused else nullcontext():
-        require_startable(opened, ranks=1, files=True)
+        require_startable(opened, ranks=1, is_new=True)
     assert f"kilobatch: warning: {warned}" in capsys.readouterr().err if warned else not capsys.readouterr().err

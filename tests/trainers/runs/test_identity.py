@@ -330,7 +330,7 @@ def test_a_new_run_of_a_runs_recipe_with_edited_code_is_warned_of(moved, monkeyp
     (moved / "seed.yaml").write_text("kilobatch: 1\nextends: b/recipe.yaml\nseed: 3\n")
     how = {"allow_code": True, "data": Path("data")}
     opened = prepare(TrainRequest(recipe="seed.yaml", **how), workers=1).opened
-    assert require_startable(opened, ranks=1, files=True) == [said]
+    assert require_startable(opened, ranks=1, is_new=True) == [said]
 
 
 def test_edited_code_is_refused_for_onnx_and_named_for_weights(moved, monkeypatch):

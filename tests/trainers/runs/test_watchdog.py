@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from trainers.runs import errors, watchdog
-from trainers.runs.heartbeat import Heartbeat, HeartbeatRecord, clear_heartbeats, heartbeat_file, read_heartbeat
+from trainers.runs.heartbeat import Heartbeat, HeartbeatRecord, heartbeat_file, read_heartbeat
 from trainers.runs.mpi_ranks import process_mark, start_ranks
 from trainers.runs.run_folder import METRICS, RANKS
 from trainers.runs.watchdog import ParentWatch, Watchdog, watch_next_rank, watchers
@@ -235,7 +235,7 @@ def test_a_last_heartbeat_is_written_however_fast_its_thread_ends(tmp_path):
             super().set()
             heartbeat._thread.join()
 
-    clear_heartbeats(tmp_path)
+    heartbeat_file(tmp_path, 0).parent.mkdir(parents=True)
     heartbeat = Heartbeat(tmp_path, mpi=SimpleNamespace(rank=0), seconds=0)
     heartbeat._ended = Ended()
     heartbeat.start()

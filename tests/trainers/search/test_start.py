@@ -222,16 +222,16 @@ def test_a_search_that_goes_on_is_not_checked_as_a_new_one(open_text, monkeypatc
     open_text(f"budget: {{trials: 1}}\n{SPACE}")
     request = SearchRequest(search="mine.yaml", out=tmp_path / "out")
     search(request)
-    is_new = []
-    monkeypatch.setattr(start, "require_startable", lambda opened, *, files, **how: is_new.append(files))
+    kinds = []
+    monkeypatch.setattr(start, "require_startable", lambda opened, *, is_new, **how: kinds.append(is_new))
     search(replace(request, resume=resume))
     search(replace(request, out=tmp_path / "next", goes_on=True))  # of a frontier
-    assert is_new == [False, False]
+    assert kinds == [False, False]
 
 
 def test_a_search_checks_its_recipe_for_the_device_on_which_trials_train(tmp_path, monkeypatch):
-    def refuse(opened, *, device, **how):
-        raise InputRefused(f"checked for {device}")
+    def refuse(opened, *, on_gpu, **how):
+        raise InputRefused(f"checked for {'gpu' if on_gpu else 'cpu'}")
 
     own = SimpleNamespace(plan=SimpleNamespace(cluster=SimpleNamespace(device="gpu")))  # no GPU is needed
     monkeypatch.setattr(start, "prepare", lambda request, workers: own)

@@ -176,9 +176,9 @@ def test_a_model_for_a_gpu_is_not_tried_in_16_bits_on_the_cpu(tmp_path, monkeypa
     words = vocabulary(allow_code=True)
     opened = open_recipe("digits/baseline", vocabulary=words, overrides=overrides, allow_code=True)
     assert require_trainable(opened.recipe, opened.dataset, on_gpu=True) == []
-    require_startable(opened, ranks=1, files=False, device="gpu")
+    require_startable(opened, ranks=1, is_new=False, on_gpu=True)
     with pytest.raises(InputRefused, match="its forward in mixed16 fails"):
-        require_startable(opened, ranks=1, files=False)
+        require_startable(opened, ranks=1, is_new=False)
 
 
 @pytest.mark.parametrize(("init", "named"), [(None, "/a/b, /fc/b"), (("fc",), "/fc/b"), ((), None)])
@@ -265,7 +265,7 @@ def test_a_model_of_ones_own_is_let_through_and_what_it_does_not_train_is_named(
     opened = open_recipe(
         "digits/baseline", vocabulary=vocabulary(allow_code=True), overrides=overrides, allow_code=True
     )
-    require_startable(opened, ranks=1, files=True)
+    require_startable(opened, ranks=1, is_new=True)
     said = capsys.readouterr().err
     assert said.startswith(unreached)
     assert bool(said) == bool(unreached)
@@ -293,11 +293,11 @@ def test_parameters_that_the_model_does_not_have_are_refused_before_anything_sta
     how = {"overrides": ("model={kind: SimpleCNN}", override)}
     opened = open_recipe("digits/baseline", vocabulary=vocabulary(), **how)
     if refused is None:
-        require_startable(opened, ranks=1, files=True)
+        require_startable(opened, ranks=1, is_new=True)
         return
     with pytest.raises(InputRefused, match=r"^command line:2:\d+: " + re.escape(refused)):
-        require_startable(opened, ranks=1, files=True)
-    require_startable(opened, ranks=1, files=False)  # a run that was trained so goes on
+        require_startable(opened, ranks=1, is_new=True)
+    require_startable(opened, ranks=1, is_new=False)  # a run that was trained so goes on
 
 
 def test_what_is_frozen_in_vain_or_not_registered_is_named():

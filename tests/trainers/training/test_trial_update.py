@@ -370,14 +370,14 @@ def test_an_optimizer_takes_no_steps_on_the_cpu_for_a_run_on_a_gpu(opened):
 
 def test_they_are_tried_before_the_ranks_of_a_new_run_start(opened, capsys):
     good = replace(opened.recipe, loss=Loss(value=F.softmax_cross_entropy), optimizer=Steps(move=in_place))
-    require_startable(replace(opened, recipe=good), ranks=1, files=True)
+    require_startable(replace(opened, recipe=good), ranks=1, is_new=True)
     wrong = replace(opened, recipe=replace(good, optimizer=Steps(move=rebind)))
     with pytest.raises(InputRefused, match="the optimizer, Steps, moves no weight"):
-        require_startable(wrong, ranks=1, files=True)
-    require_startable(wrong, ranks=1, files=False)
+        require_startable(wrong, ranks=1, is_new=True)
+    require_startable(wrong, ranks=1, is_new=False)
     assert capsys.readouterr().err == ""
     doubtful = replace(opened, recipe=replace(good, loss=Loss(value=lambda logits, targets: 1 / 0)))
-    require_startable(doubtful, ranks=1, files=True)
+    require_startable(doubtful, ranks=1, is_new=True)
     assert capsys.readouterr().err.startswith("kilobatch: warning: the loss, Loss, fails at a trial with logits")
 
 
@@ -385,10 +385,11 @@ def test_what_trained_the_runs_of_a_pack_is_no_more_than_warned_of(opened, tmp_p
     recipe = replace(opened.recipe, optimizer=Decaying())
     packed = replace(opened, recipe=recipe, path=tmp_path / "recipe.yaml")
     (tmp_path / "pack.json").touch()
+    (tmp_path / "recipe.yaml").write_text("kilobatch: 1\n")
     with pytest.raises(InputRefused, match="has a `weight_decay`"):  # no run was trained
-        require_startable(packed, ranks=1, files=True)
+        require_startable(packed, ranks=1, is_new=True)
     (tmp_path / "runs").mkdir()
-    require_startable(packed, ranks=1, files=True)
+    require_startable(packed, ranks=1, is_new=True)
     assert capsys.readouterr().err.startswith("kilobatch: warning: the optimizer, Decaying, has a `weight_decay`")
 
 

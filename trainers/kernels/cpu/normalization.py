@@ -44,7 +44,7 @@ def mean_and_variance(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _moments(x: np.ndarray, about: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The means of x - about and of its square, float64 (groups, channels)."""
     wide = _wide(x)
-    sums = _Sums(wide, 2)
+    sums = _Sums(wide)
     (about_wide,) = _tiled(wide, about)
     moves = bool(about.any())
 
@@ -193,7 +193,7 @@ def _gradient_sums(
     """sum gy and sum gy * (x - mean), float64 (groups, channels), of the gy that `normalization_gradient` counts."""
     wide, gy_wide, y_wide, counted_wide = (None if each is None else _wide(each) for each in (x, gy, y, counted))
     (about,) = _tiled(wide, mean)
-    sums = _Sums(wide, 2)
+    sums = _Sums(wide)
 
     def task(start: int, stop: int) -> None:
         memory = np.empty(_BLOCK_VALUES + wide.shape[2], x.dtype)
@@ -235,16 +235,15 @@ def _input_gradient(
 
 
 class _Sums:
-    """Sums over the rows of each group: those of its blocks are kept apart until all are done, then added in order."""
+    """Two sums over the rows of each group: its blocks' sums are kept apart until all are done, then added in order."""
 
-    def __init__(self, wide: np.ndarray, count: int) -> None:
+    def __init__(self, wide: np.ndarray) -> None:
         self.blocks, blocks_of_group = _blocks(wide)
-        self.parts = np.empty((count, len(wide), blocks_of_group, wide.shape[2]))
+        self.parts = np.empty((2, len(wide), blocks_of_group, wide.shape[2]))
 
     def total(self, channels: int) -> np.ndarray:
-        """(count, groups, channels)"""
-        count, groups = self.parts.shape[:2]
-        return self.parts.reshape(count, groups, -1, channels).sum(axis=2)
+        """(2, groups, channels)"""
+        return self.parts.reshape(2, self.parts.shape[1], -1, channels).sum(axis=2)
 
 
 def _work(task: Callable[[int, int], None], blocks: list[Any], x: np.ndarray) -> None:

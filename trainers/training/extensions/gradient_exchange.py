@@ -14,7 +14,7 @@ from trainers.training.extensions.metrics import Metrics
 log = logging.getLogger("kilobatch")
 
 
-class GradientExchange(Extension):
+class ExchangeLine(Extension):
     """Writes a line after the first exchange: a communicator that chooses by measurement has chosen by then.
 
     Args:

@@ -292,8 +292,8 @@ def test_a_resumed_run_goes_on_without_the_server_of_mlflow(tmp_path, monkeypatc
     monkeypatch.setattr(loggers, "_require_package", lambda *names: None)
     opened = open_recipe("digits/baseline", vocabulary=vocabulary(), overrides=["extensions=[{kind: MLflow}]"])
     with pytest.raises(InputRefused, match="no disk there; set MLFLOW_TRACKING_URI to a server that runs"):
-        require_startable(opened, ranks=1, files=True)
-    require_startable(opened, ranks=1, files=False)
+        require_startable(opened, ranks=1, is_new=True)
+    require_startable(opened, ranks=1, is_new=False)
     assert "warning: MLflow cannot be used: no disk there; the run goes on without it" in capsys.readouterr().err
     run = MLflowRun(tmp_path, "here", 0, away)
     run._waiting.append(SimpleNamespace(step=3))
