@@ -79,13 +79,6 @@ def frontier(
     def folder_of(opened: OpenedFrontier) -> Path:
         return request.out or Path("runs", f"frontier-{opened.frontier.name}")
 
-    def begun_in(opened: OpenedFrontier) -> Path | None:
-        folder = folder_of(opened)
-        if not (folder / FRONTIER).is_file():
-            return None
-        _require_same(opened, folder)
-        return folder
-
     if shown:
         opened = open_frontier(shown / FRONTIER, vocabulary=words, of_run=True, **how)
         if overrides and (changed := _changed_keys(opened, shown)):
@@ -94,7 +87,7 @@ def frontier(
             print_warnings([f"epochs and rates are those of the recipe as it is now; {'; '.join(edited)}"])
     else:
         opening = partial(open_frontier, request.search, vocabulary=words, **how)
-        opened = opened_or_begun_before(opening, begun_in)
+        opened = opened_or_begun_before(opening, folder_of, record=FRONTIER, require_same=_require_same)
     folder = shown or folder_of(opened)
     if cluster is not None:  # refused now, not after hours
         method = next(iter(opened.frontier.branches))

@@ -40,11 +40,18 @@ _PROXY_SECONDS = 10  # for a proxy to answer
 _AWAY_SECONDS = 0.5, 2.0  # waited for a recipe or data that cannot be read, before they count as changed
 
 
-def opened_or_begun_before(opening: Callable[..., Any], folder_of: Callable[[Any], Path | None]) -> Any:
+def opened_or_begun_before(
+    opening: Callable[..., Any],
+    folder_of: Callable[[Any], Path],
+    *,
+    record: str,
+    require_same: Callable[[Any, Path], object],
+) -> Any:
     """What `opening` opens, a search or a frontier.
 
     Args:
-        folder_of: where it was begun; None if it was not; raises InputRefused if another one was.
+        folder_of: its folder, where it was begun if that has the file `record`.
+        require_same: raises InputRefused if another one was begun there.
     Raises:
         RecipeError: it does not open. If that is so only by rules that are younger than what was begun, each problem
             says so.
@@ -53,10 +60,14 @@ def opened_or_begun_before(opening: Callable[..., Any], folder_of: Callable[[Any
         return opening()
     except RecipeError as error:
         try:
-            folder = folder_of(opening(of_run=True))
+            opened = opening(of_run=True)
+            folder = folder_of(opened)
+            begun = (folder / record).is_file()
+            if begun:
+                require_same(opened, folder)
         except InputRefused:
-            folder = None
-        if folder is None:
+            begun = False
+        if not begun:
             raise
         how = f"{folder} was begun by an older version, which has no such rule; finish it with that one, or begin anew"
         problems = [replace(it, way_out=f"{how} in another --out: {it.way_out}") for it in error.problems]

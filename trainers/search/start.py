@@ -56,11 +56,17 @@ def search(request: SearchRequest) -> int:
             what = f"is the folder of the search {folders.read_record(Path(request.search)).get('study', 'in it')}"
             raise refused(request.search, what, "a search goes on by its own file or name, and this folder as --out")
     words = search_vocabulary(allow_code=request.allow_code)
+
+    def folder_of(opened: OpenedSearch) -> Path:
+        return request.out or Path("runs", f"search-{opened.search.name}")
+
     opened = folders.opened_or_begun_before(
         partial(open_search, request.search, vocabulary=words, allow_code=request.allow_code, data_root=request.data),
-        partial(_begun_in, request),
+        folder_of,
+        record=SEARCH,
+        require_same=lambda opened, folder: folder_record(folder, opened, resume=True, storage=request.storage),
     )
-    folder = _folder(request, opened)
+    folder = folder_of(opened)
     each, launched = opened.search.ranks_per_trial, launched_ranks()
     if launched is not None and not request.dry_run:
         if request.workers not in (None, launched) or request.hosts is not None:
@@ -75,7 +81,7 @@ def search(request: SearchRequest) -> int:
     with refuse_unreachable():
         begun = (folder / SEARCH).is_file() and not request.dry_run
     groups, first = _groups(request, opened, folder), [] if begun else first_values(opened)
-    _require_proposals(opened.search)
+    _first_trial(opened.search)  # refused also where no first trial needs the sampler
     own = trial_request(opened, 0, opened.valid_point, Path("trial"), request)  # as the recipe is
     device = prepare(own, workers=each).plan.cluster.device
     if request.dry_run:
@@ -102,19 +108,6 @@ def search(request: SearchRequest) -> int:
             what = f"does not answer any more: {folders.root_cause(error, storage_name)}"
             print_error(f"kilobatch: the study in {record['storage']} {what}; the same command goes on with it")
             return EXIT_FAILED
-
-
-def _folder(request: SearchRequest, opened: OpenedSearch) -> Path:
-    return request.out or Path("runs", f"search-{opened.search.name}")
-
-
-def _begun_in(request: SearchRequest, opened: OpenedSearch) -> Path | None:
-    """The folder where this very search was begun; None if none was, FolderRefused if another one was."""
-    folder = _folder(request, opened)
-    if not (folder / SEARCH).is_file():
-        return None
-    folder_record(folder, opened, resume=True, storage=request.storage)
-    return folder
 
 
 def _search_study(
@@ -198,10 +191,12 @@ def _groups(request: SearchRequest, opened: OpenedSearch, folder: Path) -> list[
     return [Group(number, folder, own) for number, own in enumerate(placed)]
 
 
-def _require_proposals(search: Search) -> None:
-    """Refuse a space in which the sampler proposes nothing."""
+def _first_trial(search: Search, enqueued: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """The values of the first trial; InputRefused if the sampler cannot propose any."""
+    study = new_study(search)
+    enqueue(study, enqueued)
     try:
-        next_trial(new_study(search), search)
+        return next_trial(study, search).params
     except ValueError as error:
         kind = type(search.sampler).__name__
         raise InputRefused(f"{kind} cannot propose values of this search: {error}") from None
@@ -211,9 +206,7 @@ def _dry_run_text(
     opened: OpenedSearch, options: SearchRequest, first: Sequence[Mapping[str, Any]], *, groups: int
 ) -> str:
     """Space, trials, samples and, on a cluster with rates, time before the start; what the first trial changes."""
-    search, study = opened.search, new_study(opened.search)
-    enqueue(study, first)
-    values = next_trial(study, search).params
+    search, values = opened.search, _first_trial(opened.search, first)
     each, trials, confirm = search.ranks_per_trial, search.budget.trials, search.confirm
     prepared = prepare(trial_request(opened, 0, values, Path("trial"), options), workers=each)
     timeline = prepared.plan.timeline
