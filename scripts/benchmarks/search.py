@@ -36,14 +36,15 @@ def main() -> None:
     parser.add_argument("--storages", nargs="+", default=["sqlite"], choices=("sqlite", "journal"))
     parser.add_argument("--rounds", type=int, default=20)
     options = parser.parse_args()
-    search = open_search("digits", vocabulary=search_vocabulary()).search
+    opened = open_search("digits", vocabulary=search_vocabulary())
+    search = opened.search
     print(head(("storage", "ms by the clock", "least", "most", "ms of processor time")))
     figures = {}
     for where in options.storages:
         with tempfile.TemporaryDirectory() as name, opened_storage(where, Path(name)) as storage:
             study = new_study(search, storage=storage)
             study.add_trials(finished(search, options.trials))
-            display = Display(search, study, Path(name), Console(file=io.StringIO()), groups=4, epochs=10)
+            display = Display(opened, study, Path(name), Console(file=io.StringIO()), groups=4)
             display.show()  # the page too, whose share of the time is limited
             wall, cpu = zip(*(one_trial(study, search, display) for _ in range(options.rounds)), strict=True)
         figures[where] = {"wall_ms": wall, "cpu_ms": cpu}

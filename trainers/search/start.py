@@ -11,7 +11,6 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-import optuna
 from optuna.exceptions import StorageInternalError
 
 from recipes.errors import InputRefused, refuse_unreachable, refused
@@ -103,30 +102,22 @@ def search(request: SearchRequest) -> int:
                     what = "device_hours of the trials before count the start of their ranks, new ones training only"
                     print_warnings([f"{folder} was begun by an older version: {what}"])
                 enqueue(study, first_values(opened, enqueued=len(study.get_trials(deepcopy=False))) if begun else first)
-                return _search_study(opened, study, request, folder, groups, code=record["code"])
+                display = Display(opened, study, folder, Screen(), groups=len(groups))
+                return _search_study(Supervisor(opened, request, display, groups, code=record["code"]))
         except StorageInternalError as error:
             what = f"does not answer any more: {folders.root_cause(error, storage_name)}"
             print_error(f"kilobatch: the study in {record['storage']} {what}; the same command goes on with it")
             return EXIT_FAILED
 
 
-def _search_study(
-    opened: OpenedSearch,
-    study: optuna.Study,
-    request: SearchRequest,
-    folder: Path,
-    groups: Sequence[Group],
-    *,
-    code: Mapping[str, str],
-) -> int:
+def _search_study(supervisor: Supervisor) -> int:
     """Search, write and print the result; returns the exit code."""
-    search, epochs = opened.search, float(opened.base.recipe.epochs)
-    display = Display(search, study, folder, Screen(), groups=len(groups), epochs=epochs)
-    supervisor = Supervisor(opened, request, display, groups, code=code)
+    opened, search, request, display = supervisor.opened, supervisor.search, supervisor.options, supervisor.display
+    study, folder = supervisor.study, supervisor.folder
     with display:
         display.say(
             f"search {search.name}: {len(finished(study))} of {search.budget.trials} trials are done, "
-            f"{len(groups)} side by side, {counted(search.ranks_per_trial, 'rank')} each"
+            f"{len(supervisor.groups)} side by side, {counted(search.ranks_per_trial, 'rank')} each"
         )
         with handling_signals(supervisor.stop_at_signal):
             supervisor.run()
@@ -164,7 +155,7 @@ def _search_study(
     if supervisor.stopped_by:
         print_error(f"kilobatch: stopped by {supervisor.stopped_by}; the same command goes on")
         return EXIT_STOPPED
-    if unspent := supervisor.unspent():
+    if unspent := display.stopped_by:
         print_error(f"kilobatch: {unspent}; mend that, and the same command goes on; log: {folder / LOG}")
     elif not best:  # an outcome, and in a frontier one among others
         kept = " and kept the constraints" if search.constraints else ""

@@ -139,11 +139,7 @@ class Supervisor:
                 group.wait()
         finally:
             self.kill()
-        self.display.stopped_by = self.stopped_by or self.unspent()
-        ended, runs = self.display.confirmation
-        are_left = len(studies.finished(self.study)) < self.search.budget.trials
-        if not self.stopped_by and (are_left or ended < runs):
-            self.display.ended_by = self.spent_limit(with_patience=are_left)
+        self.display.stopped_by, self.display.ended_by = self._ending()
         self._store_time()
 
     def stop_at_signal(self, number: int, frame: object) -> None:
@@ -173,15 +169,19 @@ class Supervisor:
         for group in self.groups:
             group.kill()
 
-    def unspent(self) -> str:
-        """Why the search ended before its budget; empty where it did not."""
-        left = self.search.budget.trials - len(studies.finished(self.study))
-        if left <= 0 or self.spent_limit():
-            ended, runs = self.display.confirmation
-            are_left = ended < runs and not self.spent_limit(with_patience=False)
-            return f"{runs - ended} of {runs} runs with fresh seeds are left" if are_left else ""
-        why = "; ".join(f"{group.name} is set aside: {group.set_aside}" for group in self.groups if group.set_aside)
-        return f"{left} of {self.search.budget.trials} trials are left: {why}"
+    def _ending(self) -> tuple[str, str]:
+        """Why the search ended before its budget, and which limit of the budget ended it; each may be empty."""
+        if self.stopped_by:
+            return self.stopped_by, ""
+        (ended, runs), trials = self.display.confirmation, self.search.budget.trials
+        left, seeds_left = trials - len(studies.finished(self.study)), ended < runs
+        limit = self.spent_limit(with_patience=left > 0)
+        if left > 0 and not limit:
+            why = "; ".join(f"{group.name} is set aside: {group.set_aside}" for group in self.groups if group.set_aside)
+            return f"{left} of {trials} trials are left: {why}", ""
+        may_begin = seeds_left and not self.spent_limit(with_patience=False)
+        unspent = f"{runs - ended} of {runs} runs with fresh seeds are left" if may_begin else ""
+        return unspent, limit if left > 0 or seeds_left else ""
 
     def _work(self) -> None:
         while True:
@@ -269,8 +269,7 @@ class Supervisor:
                 folder = confirm_folder(self.folder, trial.number) / f"seed-{seed}"
                 if not outcome.has_ended(folder):
                     work = _Work(FixedTrial(trial.params, trial.number), [folder], seed)
-                    limit = 0 if self.search.objectives[0].spacing is None else trial.value
-                    work.trial.set_user_attr(studies.LIMIT, limit)
+                    work.trial.set_user_attr(studies.LIMIT, trial.value)  # which `spacing` alone asks for
                     work.trial.set_user_attr(studies.RANK_SECONDS, spent.get(work.name, 0.0))
                     works.append(work)
         return works
