@@ -34,11 +34,11 @@ from trainers.runs.errors import EXIT_FAILED, print_error, print_warnings
 from trainers.runs.identity import copy_code
 from trainers.runs.mpi_ranks import LaunchError, launched_ranks
 from trainers.runs.run_folder import (
-    LOG,
     FolderRefused,
     dataset_facts,
     differences,
     lock_folder,
+    note_in_log,
     run_identity,
     without_texts,
     write_whole,
@@ -193,8 +193,7 @@ def _plain(tree: dict[str, Any]) -> dict[str, Any]:
 def _run(opened: OpenedFrontier, folder: Path, request: SearchRequest) -> int:
     def say(text: str) -> None:
         print(text, flush=True)
-        with open(folder / LOG, "a", encoding="utf-8") as log:
-            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        note_in_log(folder, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
 
     def recipe_changed() -> bool:
         if change := _recipe_change(opened, folder):

@@ -28,7 +28,7 @@ from recipes.reports.json_text import finite
 from recipes.reports.wording import duration, number
 from recipes.search_space.open_search import OpenedSearch
 from recipes.search_space.ranges import values_text
-from trainers.runs.run_folder import LOG, FolderRefused, write_whole
+from trainers.runs.run_folder import LOG, FolderRefused, note_in_log, write_whole
 from trainers.search import results
 from trainers.search.page import write_search_page
 from trainers.search.results import Confirmed, confirmed_in, confirmed_text, device_hours, row_of, trials_text
@@ -95,9 +95,7 @@ class Display:
         """Print a line on the console and write it to the log."""
         text = printable(text)
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n"
-        with suppress(OSError), open(self.folder / LOG, "a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(line)
+        note_in_log(self.folder, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
 
     def ended(self, number: int) -> None:
         """Say how a trial has ended, the best so far, and what is left."""
