@@ -234,20 +234,17 @@ class SearchChecks:
 
     def objectives(self, base: OpenedRecipe) -> Objective | tuple[Objective, ...]:
         """The objectives, told by the recipe's metrics which values are better; notes metrics that it does not have."""
-        metrics, several = base.recipe.evaluation.metrics, isinstance(self.search.objective, tuple)
-        named = {("objective", at, "metric"): it for at, it in enumerate(self.search.objectives)}
-        named |= {("constraints", at, "metric"): it for at, it in enumerate(self.search.constraints) if it.metric}
+        metrics, several, made = base.recipe.evaluation.metrics, isinstance(self.search.objective, tuple), []
         known = ("accuracy", "loss", *map(metric_name, metrics), "train_loss", "device_hours")
-        for (key, at, _), it in named.items():
+        named = [(("objective", at) if several else ("objective",), it) for at, it in enumerate(self.search.objectives)]
+        named += [(("constraints", at), it) for at, it in enumerate(self.search.constraints) if it.metric]
+        for place, it in named:
             if is_of_recipe(it.metric) and it.metric not in known:
-                place = (key, at, "metric") if several or key == "constraints" else (key, "metric")
-                self.reading.refuse(place, *unknown_score(it.metric, known))
-        lower = [is_of_recipe(it.metric) and lower_is_better(it.metric, metrics) for it in self.search.objectives]
-        own = tuple(
-            replace(objective, higher_is_better=False) if is_lower and objective.higher_is_better is None else objective
-            for objective, is_lower in zip(self.search.objectives, lower, strict=True)
-        )
-        return own if several else own[0]
+                self.reading.refuse((*place, "metric"), *unknown_score(it.metric, known))
+        for it in self.search.objectives:
+            lower = it.higher_is_better is None and is_of_recipe(it.metric) and lower_is_better(it.metric, metrics)
+            made.append(replace(it, higher_is_better=False) if lower else it)
+        return tuple(made) if several else made[0]
 
     def constraints(self, base: OpenedRecipe) -> None:
         """Every path of a constraint is in the space, or has a number in the recipe."""
@@ -266,15 +263,18 @@ class SearchChecks:
         """The values of each trial that is tried first."""
         trials, space = [], self.search.space
         for index, given in enumerate(self.search.enqueue):
-            at = ("enqueue", index)
-            if given == "recipe" and point:
-                self.reading.refuse(at, "the recipe is not valid with `fixed`", "enqueue values of your own")
-            values = active_values(space, partial(value_in, base.tree)) if given == "recipe" else dict(given)
-            for path in space if given == "recipe" else ():
-                if path not in values and not space[path].when:
-                    self.reading.refuse(at, f"the recipe has no value at {path}", "enqueue values of your own")
+            at, way_out = ("enqueue", index), "enqueue values of your own"
+            if given == "recipe":
+                values = active_values(space, partial(value_in, base.tree))
+                places = dict.fromkeys(values, at)
+                if point:
+                    self.reading.refuse(at, "the recipe is not valid with `fixed`", way_out)
+                for path in [path for path in space if path not in values and not space[path].when]:
+                    self.reading.refuse(at, f"the recipe has no value at {path}", way_out)
+            else:
+                values, places = dict(given), {path: (*at, path) for path in given}
             for path, value in values.items():
-                place = at if given == "recipe" else (*at, path)
+                place = places[path]
                 if path not in space:
                     self.reading.refuse(place, f"{path} is not in the space", "name a path of `space`, or use `fixed`")
                 elif not space[path].holds(value):
