@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from recipes.schema.batch_and_rate import require, require_least
 from recipes.schema.vocabulary import Component
 
-__all__ = ["AccuracyAt", "Branch", "Frontier", "FrontierGoal", "Ladder", "PointBudget"]
+__all__ = ["AccuracyAt", "Frontier", "FrontierGoal", "Ladder", "Method", "PointBudget"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class Ladder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Branch:
+class Method:
     """A method of a frontier: what it changes of the recipe.
 
     Args:
@@ -175,7 +175,7 @@ class Frontier:
     batches: tuple[int, ...] | Ladder
     space: Mapping[str, Annotated[object, Component("ranges")]] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    methods: Mapping[str, Branch] = field(default_factory=dict)
+    methods: Mapping[str, Method] = field(default_factory=dict)
     budget: PointBudget
     quasi_random: int | None = None
     neighbours: bool = True
@@ -202,6 +202,6 @@ class Frontier:
         return self.batches.sizes if isinstance(self.batches, Ladder) else tuple(sorted(self.batches))
 
     @property
-    def branches(self) -> Mapping[str, Branch]:
+    def all_methods(self) -> Mapping[str, Method]:
         """The methods; the recipe as it is, where none is given."""
-        return self.methods or {"recipe": Branch()}
+        return self.methods or {"recipe": Method()}

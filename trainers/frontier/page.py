@@ -29,7 +29,7 @@ _DASHED, _DOTTED = [5, 3], [2, 3]
 def write_report(folder: Path, opened: OpenedFrontier, points: Sequence[Point], *, cluster: str | None = None) -> None:
     """Write page, picture and recipes into a frontier's folder."""
     frontier = opened.frontier
-    by_method = {method: [point for point in points if point.method == method] for method in frontier.branches}
+    by_method = {method: [point for point in points if point.method == method] for method in frontier.all_methods}
     body = [tag("div", f"frontier over {frontier.recipe}: {frontier.goal}", class_="muted")]
     body += [tag("p", line) for line in conclusions(opened, points)]
     body.append(charts.drawn(_charts(by_method)))

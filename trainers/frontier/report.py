@@ -135,7 +135,7 @@ def conclusions(opened: OpenedFrontier, points: Sequence[Point]) -> list[str]:
     says = _scaling if opened.frontier.goal.target is not None else _losses
     return [
         f"{method}: {says([point for point in points if point.method == method])}"
-        for method in opened.frontier.branches
+        for method in opened.frontier.all_methods
     ]
 
 
@@ -215,7 +215,7 @@ def frontier_text(
 ) -> str:
     """Tables, picture and conclusions for the terminal; or all of it as JSON."""
     frontier = opened.frontier
-    by_method = {method: [it for it in points if it.method == method] for method in frontier.branches}
+    by_method = {method: [it for it in points if it.method == method] for method in frontier.all_methods}
     how = {method: {"baseline": baseline(by_method, method), "cluster": cluster} for method in by_method}
     if as_json:
         tables = {method: cells_of(own, **how[method]) for method, own in by_method.items()}
@@ -266,7 +266,7 @@ def _picture(opened: OpenedFrontier, points: Sequence[Point]) -> str:
     found = [point for point in points if point.figure not in (None, math.inf)]
     if len({point.batch for point in found}) < 2:
         return ""
-    methods, with_target = list(opened.frontier.branches), found[0].has_target
+    methods, with_target = list(opened.frontier.all_methods), found[0].has_target
     y_of = math.log if with_target else float
     batches, ys = [point.batch for point in found], [y_of(point.figure) for point in found]
     margin = 0.2 if with_target else 0.05 * (max(ys) - min(ys)) or 0.01
@@ -326,9 +326,9 @@ def dry_run_text(opened: OpenedFrontier, *, workers: int | None, as_json: bool =
     """Points, trials and samples before anything starts."""
     frontier, rows, total, widened = opened.frontier, [], 0, 0
     spans = {method: set(base.recipe.batch.norm_span.sizes) for method, base in opened.bases.items()}
-    other_spans = any({opened.norm_span(*it)} != spans[it[0]] for it in product(frontier.branches, frontier.sizes))
+    other_spans = any({opened.norm_span(*it)} != spans[it[0]] for it in product(frontier.all_methods, frontier.sizes))
     for batch in frontier.sizes:
-        for method in frontier.branches:
+        for method in frontier.all_methods:
             longest = opened.longest(method, batch)[1]
             runs = frontier.budget.trials + frontier.seeds
             samples = longest * batch * runs
@@ -352,7 +352,7 @@ def dry_run_text(opened: OpenedFrontier, *, workers: int | None, as_json: bool =
         "",
         points_text(rows),
         "",
-        *(f"tuned, {method}: {', '.join(opened.search_tree(method, None)['space'])}" for method in frontier.branches),
+        *(f"tuned, {name}: {', '.join(opened.search_tree(name, None)['space'])}" for name in frontier.all_methods),
         f"{number(total)} samples; {number(widened)} if each optimum lies on an edge of its ranges and they grow",
         *(["fewer where a trial ends at the goal, or cannot beat the best"] * with_target),
         f"{f'{side} trials side by side' if side > 1 else '1 trial at a time'}, one point after the other",

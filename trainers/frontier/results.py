@@ -196,7 +196,7 @@ class Point:
     def space(self) -> Space:
         """The ranges of all its searches together."""
         frontier = self.opened.frontier
-        space = {**frontier.space, **frontier.branches[self.method].space}
+        space = {**frontier.space, **frontier.all_methods[self.method].space}
         for part in self.parts[1:]:
             for path, range_ in part.tree["space"].items():
                 if "low" in range_:

@@ -43,7 +43,14 @@ from trainers.runs.run_folder import (
     without_texts,
     write_whole,
 )
-from trainers.search.folder import SEARCH, code_changes, code_of, files_of_code, opened_or_begun_before, read_study
+from trainers.search.folder import (
+    SEARCH,
+    code_changes,
+    code_of_search,
+    files_of_code,
+    opened_or_begun_before,
+    read_study,
+)
 from trainers.search.outcome import SearchRequest
 from trainers.search.results import BEST, confirmed_in, confirmed_text, recipe_text
 from trainers.search.start import search
@@ -90,7 +97,7 @@ def frontier(
         opened = opened_or_begun_before(opening, folder_of, record=FRONTIER, require_same=_require_same)
     folder = shown or folder_of(opened)
     if cluster is not None:  # refused now, not after hours
-        method = next(iter(opened.frontier.branches))
+        method = next(iter(opened.frontier.all_methods))
         planned_time(opened, method, opened.frontier.sizes[0], cluster, values={}, updates=1)
     if shown is None:
         _require_same(opened, folder)
@@ -114,7 +121,7 @@ def frontier(
 def read_points(opened: OpenedFrontier, folder: Path) -> list[Point]:
     """All points in the order in which they run: from the smallest batch on, all methods at each."""
     frontier = opened.frontier
-    return [read_point(opened, folder, method, batch) for batch in frontier.sizes for method in frontier.branches]
+    return [read_point(opened, folder, method, batch) for batch in frontier.sizes for method in frontier.all_methods]
 
 
 def _own_tree(opened: OpenedFrontier) -> dict[str, Any]:
@@ -127,8 +134,8 @@ def _own_tree(opened: OpenedFrontier) -> dict[str, Any]:
 def _recipes(opened: OpenedFrontier) -> dict[str, Any]:
     found = {}
     for method, base in opened.bases.items():
-        space = {**opened.frontier.space, **opened.frontier.branches[method].space}
-        made_of = {_DATA: dataset_facts(base.dataset), _CODE: code_of(base, space)}
+        space = {**opened.frontier.space, **opened.frontier.all_methods[method].space}
+        made_of = {_DATA: dataset_facts(base.dataset), _CODE: code_of_search(base, space)}
         found[method] = run_identity(base.tree) | made_of
     return found
 
@@ -178,7 +185,7 @@ def _changed_recipes(
 def _changed_spans(opened: OpenedFrontier, folder: Path) -> dict[int, list[str]]:
     """Batches whose searches began with other norm groups; an older version made them the greatest common divisor."""
     found, key = {}, "batch.norm_span"
-    for batch, method in product(opened.frontier.sizes, opened.frontier.branches):
+    for batch, method in product(opened.frontier.sizes, opened.frontier.all_methods):
         for file in sorted(point_folder(folder, method, batch).glob("search-*.yaml")):
             before, now = load_tree(file, kind=None)[0]["fixed"].get(key), opened.norm_span(method, batch)
             for line in differences(before, now, f"{key} of {method} at batch {batch:,}"):

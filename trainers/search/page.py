@@ -26,7 +26,7 @@ from recipes.search_space.ranges import short
 from trainers.runs.run_folder import REPORT, write_whole
 from trainers.search import results
 from trainers.search.folder import TRIALS
-from trainers.search.results import Confirmed, best_by_seeds, column_names, confirmed_text, metric_name
+from trainers.search.results import Confirmed, best_by_seeds, column_names, confirmed_text, metric_words
 from trainers.search.study import EVERY, begun, rank_seconds_of, state_of
 
 _FEW = 10  # with fewer complete trials an importance would be drawn from chance
@@ -109,10 +109,10 @@ def _verdict(search: Search, best: Sequence[FrozenTrial], confirmed: Sequence[Co
 
 def _table(rows: Sequence[Mapping[str, Any]], search: Search, best: Sequence[FrozenTrial]) -> Markup:
     metrics, best = [objective.metric for objective in search.objectives], {trial.number for trial in best}
-    heads = ("trial", *column_names(search.space).values(), *map(metric_name, metrics), "state", "time", "")
+    heads = ("trial", *column_names(search.space).values(), *map(metric_words, metrics), "state", "time", "")
     made = []
     for row in rows:
-        own = map(results.shown, metrics, row["scores"] or [None] * len(metrics))
+        own = map(results.score_text, metrics, row["scores"] or [None] * len(metrics))
         texts = (
             tag("a", str(row["trial"]), href=f"{TRIALS}/trial-{row['trial']:04d}/"),
             *(short(row["values"][path]) if path in row["values"] else "" for path in search.space),
@@ -137,7 +137,7 @@ def _importances(search: Search, at: int, trials: Sequence[FrozenTrial]) -> Mark
         evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=share)
         shares = optuna.importance.get_param_importances(view, params=[*names], evaluator=evaluator)
     bars = [(names[path], tag("progress", value=f"{share:.3f}"), percent(share)) for path, share in shares.items()]
-    goal = metric_name(search.objectives[at].metric)
+    goal = metric_words(search.objectives[at].metric)
     words = f"What the best {num_good} of {len(whole)} whole trials have in common in {goal} (PED-ANOVA): a hint only."
     return joined([tag("h2", f"Importance for {goal}"), table(("", "", ""), bars), tag("p", words, class_="muted")])
 
@@ -171,7 +171,7 @@ class _Charts:
         self._epochs = float(opened.base.recipe.epochs)  # of a trial that does not search them
         metrics = [objective.metric for objective in opened.search.objectives]
         self._percent = [metric == "accuracy" for metric in metrics]
-        self._titles = ["accuracy (%)" if metric == "accuracy" else metric_name(metric) for metric in metrics]
+        self._titles = ["accuracy (%)" if metric == "accuracy" else metric_words(metric) for metric in metrics]
         self._signs = [1 if objective.direction == "maximize" else -1 for objective in opened.search.objectives]
         self.points: dict[str, Any] = {}
         self.charts: list[Chart] = []

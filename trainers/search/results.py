@@ -77,12 +77,12 @@ def trials_text(states: Mapping[str, int], of: int) -> str:
     return f"trials: {ended} of {of} ended" + (f" ({counts})" if counts else "")
 
 
-def metric_name(metric: str) -> str:
+def metric_words(metric: str) -> str:
     """A metric's name in text."""
     return {"device_hours": "device-hours", "train_loss": "training loss"}.get(metric, metric)
 
 
-def shown(metric: str, value: float | None) -> str:
+def score_text(metric: str, value: float | None) -> str:
     """A score without its name, empty where there is none: '97.50 %', '210 updates'."""
     if value is None:
         return ""
@@ -94,7 +94,7 @@ def scores(search: Search, values: Iterable[float], *, named: bool = False) -> s
     """The objectives of a trial, several or `named` each with its name: 'accuracy 97.50 %, device-hours 0.5'."""
     pairs = [(objective.metric, value) for objective, value in zip(search.objectives, values, strict=True)]
     named = named or len(pairs) > 1
-    return ", ".join(f"{metric_name(pair[0])} {shown(*pair)}" if named else shown(*pair) for pair in pairs)
+    return ", ".join(f"{metric_words(pair[0])} {score_text(*pair)}" if named else score_text(*pair) for pair in pairs)
 
 
 def column_names(paths: Iterable[str]) -> dict[str, str]:
@@ -224,7 +224,7 @@ def confirmed_in(folder: Path, search: Search, study: optuna.Study) -> tuple[lis
 def confirmed_text(search: Search, confirmed: Confirmed) -> str:
     """A confirmed trial in words: 'trial 7: 98.40 % (95 %: 97.90 % to 98.90 %) by 2 fresh seeds, 98.20 %, 98.60 %'."""
     figures = (confirmed.mean, confirmed.low, confirmed.high, *confirmed.values)
-    mean, low, high, *values = (shown(search.objectives[0].metric, figure) for figure in figures)
+    mean, low, high, *values = (score_text(search.objectives[0].metric, figure) for figure in figures)
     by = f"{len(values)} fresh seeds, {', '.join(values)}"
     if confirmed.broken:
         by += f"; {confirmed.broken} diverged, missed the target or broke a constraint"

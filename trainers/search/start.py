@@ -38,7 +38,7 @@ from trainers.search.group_worker import run_launched_worker
 from trainers.search.outcome import SearchRequest, trial_request
 from trainers.search.placement import placements, require_ssh
 from trainers.search.prior import first_values
-from trainers.search.results import confirm_folder, confirmed_text, scores, shown, trials_text, write_best
+from trainers.search.results import confirm_folder, confirmed_text, score_text, scores, trials_text, write_best
 from trainers.search.status import Display
 from trainers.search.study import enqueue, finished, gain_of_second_half, new_study, next_trial, state_of
 from trainers.search.supervisor import Supervisor
@@ -145,7 +145,7 @@ def _search_study(supervisor: Supervisor) -> int:
             display.say(f"  to share it with its mean: kilobatch recipes pack {runs}")
     if len(search.objectives) == 1 and (gain := gain_of_second_half(study)):
         metric = search.objectives[0].metric
-        mean = f"the second half of the trials gained {shown(metric, gain)} in the mean over all their orders"
+        mean = f"the second half of the trials gained {score_text(metric, gain)} in the mean over all their orders"
         display.say(f"{mean}; as many again usually gain no more")
     display.say(f"report: {folder / REPORT}")
     if supervisor.changed:

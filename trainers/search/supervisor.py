@@ -105,7 +105,7 @@ class Supervisor:
         opened, options: the search, whose first trials are enqueued, and the command line of this session.
         display: what the user sees; it has the study and the search's folder.
         groups: of ranks, each for one trial at a time.
-        code: SHA-256 of own code as it was when the search opened, see `folder.code_of`.
+        code: SHA-256 of own code as it was when the search opened, see `folder.code_of_search`.
     """
 
     def __init__(

@@ -431,26 +431,10 @@ def test_accuracies_are_compared_with_intervals(equal_epochs):
     assert "<svg" in (equal_epochs.out / "accuracy.svg").read_text()
 
 
-CLUSTER = """\
-name: two
-source: assumed
-nodes: 1
-workers_per_node: 2
-device: cpu
-device_memory_bytes: 8000000000
-hardware:
-  source: assumed
-  device: core
-  node_link: {kind: shared_memory, gb_per_second: 5, source: assumed}
-  price: {dollars_per_device_hour: 3.6, source: assumed}
-  rates:
-    - {model: SmallCNN, image_size: 8, precision: float32, micro_batch_size: 32, devices: 1, samples_per_second: 1000, basis: published, source: assumed}
-"""  # noqa: E501
-
-
-def test_a_cluster_gives_time_and_cost_of_every_batch(measured):
-    cluster = measured.file.with_name("two.yaml")
-    cluster.write_text(CLUSTER)
+def test_a_cluster_gives_time_and_cost_of_every_batch(measured, write_cluster):
+    rate = {"model": "SmallCNN", "micro_batch_size": 32, "samples_per_second": 1000}
+    price = {"dollars_per_device_hour": 3.6, "source": "assumed"}
+    cluster = write_cluster(measured.file.with_name("two.yaml"), rate, price=price)
     rows = json.loads(measured.run("--json", "--cluster", cluster, name=measured.out).stdout)["points"]["recipe"]
     assert [row["devices"] for row in rows] == [2] * len(rows)
     for row in rows:

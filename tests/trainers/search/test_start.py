@@ -52,26 +52,10 @@ def test_a_dry_run_prints_on_one_rank_the_space_the_first_trial_and_what_it_take
     ]
 
 
-CLUSTER = """\
-name: two
-source: assumed
-nodes: 1
-workers_per_node: 2
-device: cpu
-device_memory_bytes: 8000000000
-hardware:
-  source: assumed
-  device: core
-  node_link: {kind: shared_memory, gb_per_second: 5, source: assumed}
-  rates:
-    - {model: SmallResNet, image_size: 8, precision: float32, micro_batch_size: 256, devices: 1,
-       samples_per_second: 460.8, scored_per_second: 1e9, basis: published, source: assumed}
-"""
-
-
-def test_on_a_cluster_with_rates_a_dry_run_has_the_time_of_the_plan(open_text, capsys):
+def test_on_a_cluster_with_rates_a_dry_run_has_the_time_of_the_plan(open_text, write_cluster, capsys):
     open_text("budget: {trials: 5}\nfixed: {epochs: 3, learning_rate.warmup.epochs: 1}\n" + SPACE)
-    Path("two.yaml").write_text(CLUSTER)
+    rate = {"model": "SmallResNet", "micro_batch_size": 256, "samples_per_second": 460.8, "scored_per_second": 1e9}
+    write_cluster(Path("two.yaml"), rate)
     assert search(SearchRequest(search="mine.yaml", workers=2, dry_run=True, cluster="two.yaml")) == 0
     said = "2 trials side by side, 1 rank each; time: 45.0 s, with 15.0 s a run on two\n"  # with 5 s to start
     assert capsys.readouterr().out.endswith(said)
