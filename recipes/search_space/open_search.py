@@ -57,12 +57,12 @@ def value_in(recipe: Mapping[str, Any], path: str) -> Any:
     value = value_at(recipe, plain_path(path))
     if not path.startswith(_COMPLEMENT):
         return value
-    if not _is_number(value):
+    if not is_number(value):
         raise LookupError(path)
     return round(1 - value, 12)  # 1 - 0.9 is 0.1
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -295,7 +295,7 @@ class SearchChecks:
         """Refuse a path that is reserved, or is given twice, also by a path above it, or lacks numbers after `1 - `."""
         at, own, path, space = (key, path), path, plain_path(path), self.search.space
         values = space[own].ends.values() if key == "space" else [self.search.fixed[own]]
-        if own != path and not all(map(_is_number, values)):
+        if own != path and not all(map(is_number, values)):
             self.reading.refuse(at, "takes numbers only", f"write {path}, without `{_COMPLEMENT}`", at_key=True)
         if path == own and own.replace(" ", "").startswith("1-"):
             way_out = f"write {_COMPLEMENT}{own.partition('-')[2].strip()}, with a blank on each side"

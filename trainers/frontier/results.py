@@ -133,7 +133,7 @@ class Point:
         """One of not begun, unfinished, missed (no trial or most seeds reached the goal, or all diverged), finished."""
         if not self.is_spent:
             return "unfinished" if self.parts else "not begun"
-        return "missed" if self.figure in (None, math.inf) else "finished"
+        return "finished" if self.has_figure else "missed"
 
     @property
     def cap(self) -> int | None:
@@ -170,6 +170,11 @@ class Point:
         The median of the updates, infinite where most missed the goal; or the mean accuracy.
         """
         return self._figure_of(self.runs) if self.runs else None
+
+    @property
+    def has_figure(self) -> bool:
+        """Whether the runs come to a number: a trial reached the goal, and most of its seeds did too."""
+        return self.figure not in (None, math.inf)
 
     def _figure_of(self, runs: Sequence[float]) -> float:
         return middle(runs) if self.has_target else fmean(runs)
@@ -220,6 +225,11 @@ class Point:
             if line.get("key") == "eval_accuracy" and line["epoch"] <= epochs + 1e-9 and line["update"] <= updates
         ]
         return max(found, default=None)
+
+
+def points_by_method(opened: OpenedFrontier, points: Sequence[Point]) -> dict[str, list[Point]]:
+    """The points of each method, in their order."""
+    return {method: [it for it in points if it.method == method] for method in opened.frontier.all_methods}
 
 
 def points_in(folder: Path) -> list[tuple[str, int]]:
@@ -310,7 +320,7 @@ def fit_of(points: Sequence[Point]) -> tuple[Fit, tuple[float, float]] | None:
 
 
 def _reached(points: Sequence[Point]) -> list[Point]:
-    return [point for point in points if point.has_target and point.figure not in (None, math.inf)]
+    return [point for point in points if point.has_target and point.has_figure]
 
 
 def _of_trial(trial: FrozenTrial) -> float:

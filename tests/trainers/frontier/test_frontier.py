@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-from collections import namedtuple
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -44,9 +43,6 @@ seeds: 2
 spacing: 0.1
 accuracy_at: {epochs: [1], updates: [10]}
 """
-
-
-Reached = namedtuple("Reached", "batch figure")  # the two of a point that a curve needs
 
 
 @pytest.fixture(scope="module")
@@ -151,8 +147,8 @@ def test_a_point_whose_seeds_are_not_all_there_is_not_finished(measured):
 def test_smaller_batches_alone_are_judged_by_the_largest(measured):
     points = measured.points
     assert "smaller batches alone" not in report.conclusions(measured.opened, points)[0]  # it takes three of them
-    four = [Reached(batch, 90 * (1 + 400 / batch)) for batch in (64, 128, 256)] + [Reached(512, 200)]
-    said = report._extrapolated([*four, Reached(2048, math.inf)])
+    runs = {batch: (90 * (1 + 400 / batch),) for batch in (64, 128, 256)} | {512: (200.0,), 2048: (math.inf,)}
+    said = report._extrapolated(with_runs(points[0], runs))
     assert "would have said 160 updates at batch 512, and a largest useful batch of 2,000" in said
 
 
