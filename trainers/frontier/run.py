@@ -232,16 +232,22 @@ def _run(opened: OpenedFrontier, folder: Path, request: SearchRequest) -> int:
         for part in stale:
             _write_best(opened, part)
         write_report(folder, opened, read_points(opened, folder))
-        found = "no trial reached the goal" if point.has_target else "every trial diverged"
-        if point.has_target and point.cap is not None:
-            found += f" within {point.cap:,} updates, {_SLACK:g} times those of the next smaller batch"
-        if point.figure == math.inf:
-            found = "most fresh seeds of every trial that reached the goal missed it"
-        elif point.figure is not None:
-            accuracy = "" if point.has_target else f"{percent(point.figure)} after "
-            found = f"{accuracy}{point.updates:g} updates, {point.epochs:.3g} epochs, rate {point.rate:.3g}"
-        say(f"{name}: {found}")
+        say(f"{name}: {_found_text(point)}")
     return 0
+
+
+def _found_text(point: Point) -> str:
+    """What the searches of a point have found at their end."""
+    if point.has_figure:
+        accuracy = "" if point.has_target else f"{percent(point.figure)} after "
+        return f"{accuracy}{point.updates:g} updates, {point.epochs:.3g} epochs, rate {point.rate:.3g}"
+    if not point.has_target:
+        return "every trial diverged"
+    if point.figure is not None:
+        return "most fresh seeds of every trial that reached the goal missed it"
+    if point.cap is None:
+        return "no trial reached the goal"
+    return f"no trial reached the goal within {point.cap:,} updates, {_SLACK:g} times those of the next smaller batch"
 
 
 def _write_best(opened: OpenedFrontier, part: Part) -> None:

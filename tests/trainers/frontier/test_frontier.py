@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from copy import copy
 from dataclasses import replace
@@ -21,7 +22,16 @@ from trainers.frontier import report
 from trainers.frontier.page import write_report
 from trainers.frontier.report import rows_of
 from trainers.frontier.results import difference, fit_of, read_point
-from trainers.frontier.run import _best, _needed, _next_search, _own_tree, _require_same, frontier, read_points
+from trainers.frontier.run import (
+    _best,
+    _found_text,
+    _needed,
+    _next_search,
+    _own_tree,
+    _require_same,
+    frontier,
+    read_points,
+)
 from trainers.launch.vocabulary import search_vocabulary, vocabulary
 from trainers.runs.run_folder import FolderRefused
 from trainers.search.outcome import SearchRequest, metrics_lines
@@ -161,6 +171,14 @@ def with_runs(point, runs):
     """Points like this one, whose seeds took so many updates: batch -> updates of each."""
     parts = {batch: (replace(point.parts[-1], seeds=seeds),) for batch, seeds in runs.items()}
     return [replace(point, batch=batch, parts=own) for batch, own in parts.items()]
+
+
+def test_the_log_says_what_a_point_has_found(measured):
+    found, missed = with_runs(measured.points[0], {64: (90.0,), 128: (math.inf,)})
+    assert re.fullmatch(r"90 updates, [\d.]+ epochs, rate [\d.]+", _found_text(found))
+    assert _found_text(missed) == "most fresh seeds of every trial that reached the goal missed it"
+    none = replace(found, parts=tuple(replace(part, trials=(), seeds=()) for part in found.parts))
+    assert _found_text(none) == "no trial reached the goal"
 
 
 def test_a_fitted_batch_beyond_those_that_reached_the_goal_is_said_to_be(measured):
