@@ -17,8 +17,8 @@ from recipes.reports.html import joined, table, tag
 from recipes.reports.page import document
 from recipes.reports.style import MUTED
 from recipes.scale import scale_recipe
-from trainers.frontier.report import baseline, conclusions, how_to_read, rows_of
-from trainers.frontier.results import Point, curve_of, points_by_method, points_in
+from trainers.frontier.report import baseline, conclusions, how_to_read, points_by_method, rows_of
+from trainers.frontier.results import Point, curve_of, points_in
 from trainers.runs.run_folder import REPORT, write_whole
 
 RECIPES = "best"  # the folder of the optima's recipes

@@ -17,16 +17,7 @@ from recipes.reports.json_text import finite
 from recipes.reports.wording import duration, number, percent
 from recipes.search_space.open_search import assignments
 from recipes.search_space.ranges import short
-from trainers.frontier.results import (
-    FEWEST,
-    MOST_PARTS,
-    Point,
-    curve_of,
-    difference,
-    fit_of,
-    points_by_method,
-    trials_beyond_edge,
-)
+from trainers.frontier.results import FEWEST, MOST_PARTS, Point, curve_of, difference, fit_of, trials_beyond_edge
 from trainers.launch.model_costs import model_of
 from trainers.launch.request import cluster_of, planned
 from trainers.search.results import column_names
@@ -36,6 +27,11 @@ _MARKS = "oxv+*#@%"
 
 
 Cell = tuple[Any, Any]  # of the table: its value, and how it is shown, None for not at all
+
+
+def points_by_method(opened: OpenedFrontier, points: Sequence[Point]) -> dict[str, list[Point]]:
+    """The points of each method, in their order."""
+    return {method: [it for it in points if it.method == method] for method in opened.frontier.all_methods}
 
 
 def rows_of(points: Sequence[Point], **how: Any) -> list[dict[str, Any]]:

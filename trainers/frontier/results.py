@@ -227,11 +227,6 @@ class Point:
         return max(found, default=None)
 
 
-def points_by_method(opened: OpenedFrontier, points: Sequence[Point]) -> dict[str, list[Point]]:
-    """The points of each method, in their order."""
-    return {method: [it for it in points if it.method == method] for method in opened.frontier.all_methods}
-
-
 def points_in(folder: Path) -> list[tuple[str, int]]:
     """Method and batch of every point that a frontier's folder has, also of those that it was told to leave out."""
     names = [path.name.rpartition("-") for path in sorted(folder.glob("points/*"))]

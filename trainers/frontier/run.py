@@ -43,14 +43,8 @@ from trainers.runs.run_folder import (
     without_texts,
     write_whole,
 )
-from trainers.search.folder import (
-    SEARCH,
-    code_changes,
-    code_of_search,
-    files_of_code,
-    opened_or_begun_before,
-    read_study,
-)
+from trainers.search import folder as folders
+from trainers.search.folder import SEARCH, read_study
 from trainers.search.outcome import SearchRequest
 from trainers.search.results import BEST, confirmed_in, confirmed_text, recipe_text
 from trainers.search.start import search
@@ -94,7 +88,7 @@ def frontier(
             print_warnings([f"epochs and rates are those of the recipe as it is now; {'; '.join(edited)}"])
     else:
         opening = partial(open_frontier, request.search, vocabulary=words, **how)
-        opened = opened_or_begun_before(opening, folder_of, record=FRONTIER, require_same=_require_same)
+        opened = folders.opened_or_begun_before(opening, folder_of, record=FRONTIER, require_same=_require_same)
     folder = shown or folder_of(opened)
     if cluster is not None:  # refused now, not after hours
         method = next(iter(opened.frontier.all_methods))
@@ -135,7 +129,7 @@ def _recipes(opened: OpenedFrontier) -> dict[str, Any]:
     found = {}
     for method, base in opened.bases.items():
         space = {**opened.frontier.space, **opened.frontier.all_methods[method].space}
-        made_of = {_DATA: dataset_facts(base.dataset), _CODE: code_of_search(base, space)}
+        made_of = {_DATA: dataset_facts(base.dataset), _CODE: folders.code_of_search(base, space)}
         found[method] = run_identity(base.tree) | made_of
     return found
 
@@ -178,7 +172,7 @@ def _changed_recipes(
         was[_DATA] = without_texts(was[_DATA])
         code = {_CODE: None}
         lines += differences(was | code, now[name] | code, f"recipe of {name}", where=where)
-        lines += [f"{line} in the recipe of {name}" for line in code_changes(was[_CODE], now[name][_CODE])]
+        lines += [f"{line} in the recipe of {name}" for line in folders.code_changes(was[_CODE], now[name][_CODE])]
     return lines
 
 
@@ -256,7 +250,7 @@ def _write_best(opened: OpenedFrontier, part: Part) -> None:
     with read_study(part.folder) as study:
         confirmed, _ = confirmed_in(part.folder, search.search, study)
     own = [confirmed_text(search.search, one) for one in confirmed if one.trial == part.best.number]
-    copy_code(part.folder, files_of_code(search.base, search.search.space))
+    copy_code(part.folder, folders.files_of_code(search.base, search.search.space))
     write_whole(part.folder / BEST, recipe_text(search, part.best, own))
 
 

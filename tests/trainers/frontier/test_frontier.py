@@ -18,20 +18,11 @@ from recipes.frontiers.open_frontier import open_frontier
 from recipes.reading.open import open_recipe
 from recipes.reading.yaml import block_text
 from recipes.search_space.ranges import Int
-from trainers.frontier import report
+from trainers.frontier import report, run
 from trainers.frontier.page import write_report
 from trainers.frontier.report import rows_of
 from trainers.frontier.results import difference, fit_of, read_point
-from trainers.frontier.run import (
-    _best,
-    _found_text,
-    _needed,
-    _next_search,
-    _own_tree,
-    _require_same,
-    frontier,
-    read_points,
-)
+from trainers.frontier.run import _best, _needed, _next_search, _own_tree, _require_same, frontier, read_points
 from trainers.launch.vocabulary import search_vocabulary, vocabulary
 from trainers.runs.run_folder import FolderRefused
 from trainers.search.outcome import SearchRequest, metrics_lines
@@ -175,10 +166,10 @@ def with_runs(point, runs):
 
 def test_the_log_says_what_a_point_has_found(measured):
     found, missed = with_runs(measured.points[0], {64: (90.0,), 128: (math.inf,)})
-    assert re.fullmatch(r"90 updates, [\d.]+ epochs, rate [\d.]+", _found_text(found))
-    assert _found_text(missed) == "most fresh seeds of every trial that reached the goal missed it"
+    assert re.fullmatch(r"90 updates, [\d.]+ epochs, rate [\d.]+", run._found_text(found))
+    assert run._found_text(missed) == "most fresh seeds of every trial that reached the goal missed it"
     none = replace(found, parts=tuple(replace(part, trials=(), seeds=()) for part in found.parts))
-    assert _found_text(none) == "no trial reached the goal"
+    assert run._found_text(none) == "no trial reached the goal"
 
 
 def test_a_fitted_batch_beyond_those_that_reached_the_goal_is_said_to_be(measured):
