@@ -63,6 +63,7 @@ def value_in(recipe: Mapping[str, Any], path: str) -> Any:
 
 
 def is_number(value: object) -> bool:
+    """Whether a value of a recipe is a number, which true and false are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
