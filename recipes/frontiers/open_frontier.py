@@ -17,7 +17,7 @@ from recipes.reading.load import Origins, load_tree
 from recipes.reading.open import OpenedRecipe
 from recipes.reading.read import REFUSED, Reading
 from recipes.reading.registry import can_name_folder, find_or_refuse, library_name
-from recipes.schema import Branch, Frontier, Ladder
+from recipes.schema import Frontier, Ladder, Method
 from recipes.schema.vocabulary import SearchVocabulary
 from recipes.search_space.open_search import (
     SearchChecks,
@@ -51,7 +51,7 @@ class OpenedFrontier:
 
     def search_tree(self, method: str, batch: int | None) -> dict[str, Any]:
         """The file of a point's search as plain data, without values to try first; None is the recipe's own batch."""
-        frontier, branch, own = self.frontier, self.tree["methods"].get(method, {}), {}
+        frontier, own = self.frontier, {}
         if batch is not None:
             span, longest = self.norm_span(method, batch), self.longest(method, batch)[0]
             own = {"batch.global": batch, "batch.norm_span": span, "epochs": longest}
@@ -65,8 +65,8 @@ class OpenedFrontier:
             "title": f"{str(frontier.goal).capitalize()}: {method} at batch {batch}",
             "recipe": library_name(self.recipe) or str(self.recipe.resolve()),
             "objective": objective,
-            "space": {**self.tree["space"], **branch.get("space", {})},
-            "fixed": {**frontier.fixed, **frontier.branches[method].fixed, **own},
+            "space": {**self.tree["space"], **self.tree["methods"].get(method, {}).get("space", {})},
+            "fixed": {**frontier.fixed, **frontier.all_methods[method].fixed, **own},
             "sampler": {"kind": "TPESampler", "n_startup_trials": few, "multivariate": True},
             "budget": {"trials": frontier.budget.trials},
             "confirm": {"top": 1, "seeds": frontier.seeds} if frontier.seeds else None,
@@ -146,9 +146,9 @@ def open_frontier(
         path=path,
         options=options,
     )
-    for method in frontier.branches:
+    for method in frontier.all_methods:
         view = replace(reading, origins=_of_method(origins, method))
-        for name in (*frontier.fixed, *frontier.branches[method].fixed):
+        for name in (*frontier.fixed, *frontier.all_methods[method].fixed):
             if name != "batch.norm_span" and name.split(".")[0] == "batch":
                 view.refuse(("fixed", name), "the frontier sets the batch", "give `batches`", at_key=True)
         for batch in (None, frontier.sizes[0], frontier.sizes[-1]):
@@ -195,7 +195,7 @@ def _read_methods(reading: Reading, raw: Any, path: tuple, _: Mapping[str, Any])
             reading.refuse((*path, name), f"{name!r} cannot name a folder", "use letters, digits, `_` and `-`")
         given = {key: value for key, value in inner.items() if value != {}} if isinstance(inner, dict) else inner
         using = {"space": partial(read_space, reading)}
-        methods[name], resolved[name] = reading.record(Branch, given, (*path, name), using=using)
+        methods[name], resolved[name] = reading.record(Method, given, (*path, name), using=using)
     return (REFUSED if REFUSED in methods.values() else methods), resolved
 
 

@@ -62,16 +62,16 @@ def quasi_random(space: Space, count: int, *, seed: int, point: str) -> list[dic
     for index in range(1, count + 1):
         values = {}
         for place, (path, range_) in enumerate(space.items()):
-            values[path] = value_at(range_, (_radical_inverse(index, _PRIMES[place % 10]) + shifts[path]) % 1.0)
+            values[path] = value_of_share(range_, (_radical_inverse(index, _PRIMES[place % 10]) + shifts[path]) % 1.0)
         made.append(active_values(space, values.__getitem__))
     return made
 
 
-def value_at(range_: Any, share: float) -> Any:
+def value_of_share(range_: Any, share: float) -> Any:
     """The value of a range at a share of it, in [0, 1).
 
     >>> from recipes.search_space.ranges import Float
-    >>> value_at(Float(low=0.001, high=10, log=True), 0.25)
+    >>> value_of_share(Float(low=0.001, high=10, log=True), 0.25)
     0.01
     """
     if isinstance(range_, Categorical):

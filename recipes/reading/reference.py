@@ -135,7 +135,7 @@ _SECTIONS: tuple[tuple[str, type], ...] = (
     ("A frontier: `configs/frontiers/*.yaml`", schema.Frontier),
     ("`goal` of a frontier", schema.FrontierGoal),
     ("`batches` of a frontier, as a ladder", schema.Ladder),
-    ("An entry of `methods` of a frontier", schema.Branch),
+    ("An entry of `methods` of a frontier", schema.Method),
     ("`budget` of a frontier", schema.PointBudget),
     ("`accuracy_at` of a frontier", schema.AccuracyAt),
 )

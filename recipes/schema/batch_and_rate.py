@@ -26,6 +26,13 @@ def require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
+def require_least(made: object, **least_of: int) -> None:
+    """Raise ValueError unless each of these fields is null or at least its number."""
+    for name, least in least_of.items():
+        value = getattr(made, name)
+        require(value is None or value >= least, f"{type(made).__name__}.{name} must be at least {least}, got {value}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class RampStep:
     """A step of a ramp, or a straight line of steps.

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from recipes.schema.batch_and_rate import require
+from recipes.schema.batch_and_rate import require, require_least
 from recipes.schema.vocabulary import Component
 
-__all__ = ["AccuracyAt", "Branch", "Frontier", "FrontierGoal", "Ladder", "PointBudget"]
+__all__ = ["AccuracyAt", "Frontier", "FrontierGoal", "Ladder", "Method", "PointBudget"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,7 @@ class FrontierGoal:
         require(self.error is None or 0 < self.error < 1, f"FrontierGoal.error must be in (0, 1), got {self.error}")
         finite = self.epochs is None or (math.isfinite(self.epochs) and self.epochs > 0)
         require(finite, f"FrontierGoal.epochs must be above 0 and finite, got {self.epochs}")
-        least = self.updates is None or self.updates >= 1
-        require(least, f"FrontierGoal.updates must be at least 1, got {self.updates}")
+        require_least(self, updates=1)
 
     @property
     def target(self) -> float | None:
@@ -94,7 +93,7 @@ class Ladder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Branch:
+class Method:
     """A method of a frontier: what it changes of the recipe.
 
     Args:
@@ -121,11 +120,9 @@ class PointBudget:
     updates: int | None = None
 
     def __post_init__(self) -> None:
-        require(self.trials >= 2, f"PointBudget.trials must be at least 2, got {self.trials}")
+        require_least(self, trials=2, updates=1)
         possible = self.epochs is None or (math.isfinite(self.epochs) and self.epochs > 0)
         require(possible, f"PointBudget.epochs must be above 0 and finite, got {self.epochs}")
-        least = self.updates is None or self.updates >= 1
-        require(least, f"PointBudget.updates must be at least 1, got {self.updates}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +175,7 @@ class Frontier:
     batches: tuple[int, ...] | Ladder
     space: Mapping[str, Annotated[object, Component("ranges")]] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    methods: Mapping[str, Branch] = field(default_factory=dict)
+    methods: Mapping[str, Method] = field(default_factory=dict)
     budget: PointBudget
     quasi_random: int | None = None
     neighbours: bool = True
@@ -197,9 +194,7 @@ class Frontier:
         require(self.seeds == 0 or self.seeds >= 2, f"Frontier.seeds must be 0 or at least 2, got {self.seeds}")
         with_length, limits = self.goal.target is None, (self.budget.epochs, self.budget.updates)
         require(not with_length or limits == (None, None), "Frontier.budget must be trials only: the goal has a length")
-        for name, least in (("quasi_random", 1), ("ranks_per_trial", 1), ("retries", 0), ("seed", 0)):
-            value = getattr(self, name)
-            require(value is None or value >= least, f"Frontier.{name} must be at least {least}, got {value}")
+        require_least(self, quasi_random=1, ranks_per_trial=1, retries=0, seed=0)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -207,6 +202,6 @@ class Frontier:
         return self.batches.sizes if isinstance(self.batches, Ladder) else tuple(sorted(self.batches))
 
     @property
-    def branches(self) -> Mapping[str, Branch]:
+    def all_methods(self) -> Mapping[str, Method]:
         """The methods; the recipe as it is, where none is given."""
-        return self.methods or {"recipe": Branch()}
+        return self.methods or {"recipe": Method()}

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from lr_schedules.units import require_number
 from recipes.arguments import younger
-from recipes.schema.batch_and_rate import require
+from recipes.schema.batch_and_rate import require, require_least
 from recipes.schema.constraints import Expression
 from recipes.schema.vocabulary import Component, Unbuilt
 
@@ -136,7 +136,7 @@ class Budget:
     device_hours: float | None = None
 
     def __post_init__(self) -> None:
-        _require_least(self, trials=1, patience=1)
+        require_least(self, trials=1, patience=1)
         for name in ("hours", "device_hours"):
             if (hours := getattr(self, name)) is not None:
                 require_number(f"Budget.{name}", hours, above=0)
@@ -161,7 +161,7 @@ class Prior:
 
     def __post_init__(self) -> None:
         require((self.recipe is None) != (self.search is None), "Prior must have either `recipe` or `search`")
-        _require_least(self, draws=1)
+        require_least(self, draws=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +177,7 @@ class Confirm:
     seeds: int = 5
 
     def __post_init__(self) -> None:
-        _require_least(self, top=1, seeds=2)
+        require_least(self, top=1, seeds=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +199,7 @@ class Rungs:
     def __post_init__(self) -> None:
         ascending = list(self.at) == sorted({*self.at}) and self.at[:1] >= (1,)
         require(ascending, f"Rungs.at must be reports in ascending order, from 1, got {list(self.at)}")
-        _require_least(self, reduction_factor=2)
+        require_least(self, reduction_factor=2)
 
     def whole_runs(self, trials: int, *, reports: int) -> float:
         """The least number of whole runs that take as long as all parts of so many trials.
@@ -265,7 +265,7 @@ class Search:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _require_least(self, ranks_per_trial=1, seeds_per_trial=1, reports=1, retries=0, seed=0)
+        require_least(self, ranks_per_trial=1, seeds_per_trial=1, reports=1, retries=0, seed=0)
         metrics = [objective.metric for objective in self.objectives]
         require(len(metrics) > 0, "Search.objective must be at least one")
         require(len(set(metrics)) == len(metrics), f"Search.objective must name each metric once, got {metrics}")
@@ -296,9 +296,3 @@ class Search:
     def has_goal(self) -> bool:
         """Whether an objective is what it takes to reach a target."""
         return any(objective.target is not None for objective in self.objectives)
-
-
-def _require_least(made: Any, **least_of: int) -> None:
-    for name, least in least_of.items():
-        value = getattr(made, name)
-        require(value is None or value >= least, f"{type(made).__name__}.{name} must be at least {least}, got {value}")

@@ -57,12 +57,13 @@ def value_in(recipe: Mapping[str, Any], path: str) -> Any:
     value = value_at(recipe, plain_path(path))
     if not path.startswith(_COMPLEMENT):
         return value
-    if not _is_number(value):
+    if not is_number(value):
         raise LookupError(path)
     return round(1 - value, 12)  # 1 - 0.9 is 0.1
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Whether a value of a recipe is a number, which true and false are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -234,20 +235,17 @@ class SearchChecks:
 
     def objectives(self, base: OpenedRecipe) -> Objective | tuple[Objective, ...]:
         """The objectives, told by the recipe's metrics which values are better; notes metrics that it does not have."""
-        metrics, several = base.recipe.evaluation.metrics, isinstance(self.search.objective, tuple)
-        named = {("objective", at, "metric"): it for at, it in enumerate(self.search.objectives)}
-        named |= {("constraints", at, "metric"): it for at, it in enumerate(self.search.constraints) if it.metric}
+        metrics, several, made = base.recipe.evaluation.metrics, isinstance(self.search.objective, tuple), []
         known = ("accuracy", "loss", *map(metric_name, metrics), "train_loss", "device_hours")
-        for (key, at, _), it in named.items():
+        named = [(("objective", at) if several else ("objective",), it) for at, it in enumerate(self.search.objectives)]
+        named += [(("constraints", at), it) for at, it in enumerate(self.search.constraints) if it.metric]
+        for place, it in named:
             if is_of_recipe(it.metric) and it.metric not in known:
-                place = (key, at, "metric") if several or key == "constraints" else (key, "metric")
-                self.reading.refuse(place, *unknown_score(it.metric, known))
-        lower = [is_of_recipe(it.metric) and lower_is_better(it.metric, metrics) for it in self.search.objectives]
-        own = tuple(
-            replace(objective, higher_is_better=False) if is_lower and objective.higher_is_better is None else objective
-            for objective, is_lower in zip(self.search.objectives, lower, strict=True)
-        )
-        return own if several else own[0]
+                self.reading.refuse((*place, "metric"), *unknown_score(it.metric, known))
+        for it in self.search.objectives:
+            lower = it.higher_is_better is None and is_of_recipe(it.metric) and lower_is_better(it.metric, metrics)
+            made.append(replace(it, higher_is_better=False) if lower else it)
+        return tuple(made) if several else made[0]
 
     def constraints(self, base: OpenedRecipe) -> None:
         """Every path of a constraint is in the space, or has a number in the recipe."""
@@ -266,15 +264,18 @@ class SearchChecks:
         """The values of each trial that is tried first."""
         trials, space = [], self.search.space
         for index, given in enumerate(self.search.enqueue):
-            at = ("enqueue", index)
-            if given == "recipe" and point:
-                self.reading.refuse(at, "the recipe is not valid with `fixed`", "enqueue values of your own")
-            values = active_values(space, partial(value_in, base.tree)) if given == "recipe" else dict(given)
-            for path in space if given == "recipe" else ():
-                if path not in values and not space[path].when:
-                    self.reading.refuse(at, f"the recipe has no value at {path}", "enqueue values of your own")
+            at, way_out = ("enqueue", index), "enqueue values of your own"
+            if given == "recipe":
+                values = active_values(space, partial(value_in, base.tree))
+                places = dict.fromkeys(values, at)
+                if point:
+                    self.reading.refuse(at, "the recipe is not valid with `fixed`", way_out)
+                for path in [path for path in space if path not in values and not space[path].when]:
+                    self.reading.refuse(at, f"the recipe has no value at {path}", way_out)
+            else:
+                values, places = dict(given), {path: (*at, path) for path in given}
             for path, value in values.items():
-                place = at if given == "recipe" else (*at, path)
+                place = places[path]
                 if path not in space:
                     self.reading.refuse(place, f"{path} is not in the space", "name a path of `space`, or use `fixed`")
                 elif not space[path].holds(value):
@@ -295,7 +296,7 @@ class SearchChecks:
         """Refuse a path that is reserved, or is given twice, also by a path above it, or lacks numbers after `1 - `."""
         at, own, path, space = (key, path), path, plain_path(path), self.search.space
         values = space[own].ends.values() if key == "space" else [self.search.fixed[own]]
-        if own != path and not all(map(_is_number, values)):
+        if own != path and not all(map(is_number, values)):
             self.reading.refuse(at, "takes numbers only", f"write {path}, without `{_COMPLEMENT}`", at_key=True)
         if path == own and own.replace(" ", "").startswith("1-"):
             way_out = f"write {_COMPLEMENT}{own.partition('-')[2].strip()}, with a blank on each side"

@@ -75,6 +75,21 @@ def assert_same_run():
 
 
 @pytest.fixture(scope="session")
+def write_cluster():
+    """`write_cluster(path, rate, **hardware)`: a cluster of two CPU workers that train at this rate; its file."""
+
+    def write(path, rate, **hardware):
+        of_all = {"image_size": 8, "precision": "float32", "devices": 1, "basis": "published", "source": "assumed"}
+        link = {"kind": "shared_memory", "gb_per_second": 5, "source": "assumed"}
+        hardware |= {"source": "assumed", "device": "core", "node_link": link, "rates": [{**of_all, **rate}]}
+        cluster = {"name": path.stem, "source": "assumed", "nodes": 1, "workers_per_node": 2, "device": "cpu"}
+        path.write_text(json.dumps({**cluster, "device_memory_bytes": 8_000_000_000, "hardware": hardware}))
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
 def processes_of():
     """`processes_of(folder)`: the processes that work on a run; with gone=True they must end within a timeout."""
 

@@ -17,7 +17,7 @@ from recipes.reports.html import joined, table, tag
 from recipes.reports.page import document
 from recipes.reports.style import MUTED
 from recipes.scale import scale_recipe
-from trainers.frontier.report import baseline, conclusions, how_to_read, rows_of
+from trainers.frontier.report import baseline, conclusions, how_to_read, points_by_method, rows_of
 from trainers.frontier.results import Point, curve_of, points_in
 from trainers.runs.run_folder import REPORT, write_whole
 
@@ -28,8 +28,7 @@ _DASHED, _DOTTED = [5, 3], [2, 3]
 
 def write_report(folder: Path, opened: OpenedFrontier, points: Sequence[Point], *, cluster: str | None = None) -> None:
     """Write page, picture and recipes into a frontier's folder."""
-    frontier = opened.frontier
-    by_method = {method: [point for point in points if point.method == method] for method in frontier.branches}
+    frontier, by_method = opened.frontier, points_by_method(opened, points)
     body = [tag("div", f"frontier over {frontier.recipe}: {frontier.goal}", class_="muted")]
     body += [tag("p", line) for line in conclusions(opened, points)]
     body.append(charts.drawn(_charts(by_method)))
@@ -53,7 +52,7 @@ def _charts(by_method: Mapping[str, Sequence[Point]]) -> dict[str, Any]:
     figures, epochs, rates = [], [], []
     with_target = all(point.has_target for own in by_method.values() for point in own)
     for style, (method, own) in enumerate(by_method.items()):
-        found = _found(own)
+        found = [point for point in own if point.has_figure]
         if not found:
             continue
         batches, made = [point.batch for point in found], curve_of(own)
@@ -86,10 +85,6 @@ def _charts(by_method: Mapping[str, Sequence[Point]]) -> dict[str, Any]:
     return {"points": points, "charts": made if figures else []}
 
 
-def _found(points: Sequence[Point]) -> list[Point]:
-    return [point for point in points if point.figure not in (None, math.inf)]
-
-
 def _grid(batches: Sequence[int]) -> list[float]:
     return [batches[0] * (batches[-1] / batches[0]) ** (step / _STEPS) for step in range(_STEPS + 1)]
 
@@ -106,7 +101,7 @@ def _write_picture(folder: Path, by_method: Mapping[str, Sequence[Point]]) -> No
 
     curves, with_target = [], True
     for method, own in by_method.items():
-        if found := _found(own):
+        if found := [point for point in own if point.has_figure]:
             with_target = found[0].has_target
             made, grid = curve_of(own), _grid([point.batch for point in found])
             lines = _lines(made, grid, least=min(point.figure for point in found)) if made else ((), ())

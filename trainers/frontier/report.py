@@ -29,6 +29,11 @@ _MARKS = "oxv+*#@%"
 Cell = tuple[Any, Any]  # of the table: its value, and how it is shown, None for not at all
 
 
+def points_by_method(opened: OpenedFrontier, points: Sequence[Point]) -> dict[str, list[Point]]:
+    """The points of each method, in their order."""
+    return {method: [it for it in points if it.method == method] for method in opened.frontier.all_methods}
+
+
 def rows_of(points: Sequence[Point], **how: Any) -> list[dict[str, Any]]:
     """The table as it is shown: a row for each point of a method; arguments as for `cells_of`."""
     return [{name: text for name, (_, text) in row.items() if text is not None} for row in cells_of(points, **how)]
@@ -123,7 +128,7 @@ def _note(point: Point) -> str:
         notes.append("range widened" + ("" if len(point.parts) == 2 else " twice"))
     if point.missed:
         notes.append(f"seeds of {point.missed} better {'trial' if point.missed == 1 else 'trials'} missed")
-    if point.is_spent and point.cap is not None and point.figure in (None, math.inf):
+    if point.is_spent and point.cap is not None and not point.has_figure:
         notes.append(f"ended at {point.cap:,} updates, 1.5 times the next smaller batch's")
     if point.parts and not point.is_spent:
         notes.append("not finished")
@@ -133,23 +138,20 @@ def _note(point: Point) -> str:
 def conclusions(opened: OpenedFrontier, points: Sequence[Point]) -> list[str]:
     """What the points say together, a sentence for each method."""
     says = _scaling if opened.frontier.goal.target is not None else _losses
-    return [
-        f"{method}: {says([point for point in points if point.method == method])}"
-        for method in opened.frontier.branches
-    ]
+    return [f"{method}: {says(own)}" for method, own in points_by_method(opened, points).items()]
 
 
 def _scaling(points: Sequence[Point]) -> str:
     """Up to which batch the updates of a method fall."""
     made = fit_of(points)
     if made is None:
-        first = next((point for point in points if point.figure not in (None, math.inf)), None)
+        first = next((point for point in points if point.has_figure), None)
         if first is not None and first.figure < FEWEST:
             return f"{first.figure:g} at batch {first.batch:,}, too few updates for a curve; set a higher goal"
         return "too few points reached the goal for a curve; it takes three"
     curve, (low, high) = made
     useful = curve.useful_to / curve.b_crit
-    batches = [point.batch for point in points if point.figure not in (None, math.inf)]
+    batches = [point.batch for point in points if point.has_figure]
     missed = [point for point in points if point.figure == math.inf or (point.figure is None and point.is_spent)]
     names = " and ".join(f"{point.batch:,}" for point in missed)
     without = f"; batch {names} missed the goal, which the curve does not know" if missed else ""
@@ -178,7 +180,7 @@ def _range(low: float, high: float) -> str:
 
 def _extrapolated(points: Sequence[Point]) -> str:
     """What the smaller batches alone say of the largest, beside what was measured."""
-    *smaller, largest = [point for point in points if point.figure not in (None, math.inf)]
+    *smaller, largest = [point for point in points if point.has_figure]
     made = fit([(point.batch, point.figure) for point in smaller])
     if made is None:
         return ""
@@ -214,8 +216,7 @@ def frontier_text(
     opened: OpenedFrontier, points: Sequence[Point], *, cluster: str | None = None, as_json: bool = False
 ) -> str:
     """Tables, picture and conclusions for the terminal; or all of it as JSON."""
-    frontier = opened.frontier
-    by_method = {method: [it for it in points if it.method == method] for method in frontier.branches}
+    frontier, by_method = opened.frontier, points_by_method(opened, points)
     how = {method: {"baseline": baseline(by_method, method), "cluster": cluster} for method in by_method}
     if as_json:
         tables = {method: cells_of(own, **how[method]) for method, own in by_method.items()}
@@ -263,10 +264,10 @@ def how_to_read(opened: OpenedFrontier) -> str:
 
 def _picture(opened: OpenedFrontier, points: Sequence[Point]) -> str:
     """The figures against the batch; updates with the perfect scaling of each method's curve as dots."""
-    found = [point for point in points if point.figure not in (None, math.inf)]
+    found = [point for point in points if point.has_figure]
     if len({point.batch for point in found}) < 2:
         return ""
-    methods, with_target = list(opened.frontier.branches), found[0].has_target
+    methods, with_target = list(opened.frontier.all_methods), found[0].has_target
     y_of = math.log if with_target else float
     batches, ys = [point.batch for point in found], [y_of(point.figure) for point in found]
     margin = 0.2 if with_target else 0.05 * (max(ys) - min(ys)) or 0.01
@@ -279,8 +280,7 @@ def _picture(opened: OpenedFrontier, points: Sequence[Point]) -> str:
         if 0 <= row <= _ROWS:
             cells[row][round((math.log(batch) - left) / (right - left) * _COLUMNS)] = mark
 
-    curves = [curve_of([it for it in points if it.method == method]) for method in methods]
-    curves = [curve for curve in curves if curve is not None]
+    curves = [curve for own in points_by_method(opened, points).values() if (curve := curve_of(own)) is not None]
     for column, curve in product(range(0, _COLUMNS + 1, 2), curves):
         batch = math.exp(left + (right - left) * column / _COLUMNS)
         put(batch, curve.perfect(batch), ".")
@@ -326,9 +326,9 @@ def dry_run_text(opened: OpenedFrontier, *, workers: int | None, as_json: bool =
     """Points, trials and samples before anything starts."""
     frontier, rows, total, widened = opened.frontier, [], 0, 0
     spans = {method: set(base.recipe.batch.norm_span.sizes) for method, base in opened.bases.items()}
-    other_spans = any({opened.norm_span(*it)} != spans[it[0]] for it in product(frontier.branches, frontier.sizes))
+    other_spans = any({opened.norm_span(*it)} != spans[it[0]] for it in product(frontier.all_methods, frontier.sizes))
     for batch in frontier.sizes:
-        for method in frontier.branches:
+        for method in frontier.all_methods:
             longest = opened.longest(method, batch)[1]
             runs = frontier.budget.trials + frontier.seeds
             samples = longest * batch * runs
@@ -352,7 +352,7 @@ def dry_run_text(opened: OpenedFrontier, *, workers: int | None, as_json: bool =
         "",
         points_text(rows),
         "",
-        *(f"tuned, {method}: {', '.join(opened.search_tree(method, None)['space'])}" for method in frontier.branches),
+        *(f"tuned, {name}: {', '.join(opened.search_tree(name, None)['space'])}" for name in frontier.all_methods),
         f"{number(total)} samples; {number(widened)} if each optimum lies on an edge of its ranges and they grow",
         *(["fewer where a trial ends at the goal, or cannot beat the best"] * with_target),
         f"{f'{side} trials side by side' if side > 1 else '1 trial at a time'}, one point after the other",

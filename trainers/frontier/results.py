@@ -133,7 +133,7 @@ class Point:
         """One of not begun, unfinished, missed (no trial or most seeds reached the goal, or all diverged), finished."""
         if not self.is_spent:
             return "unfinished" if self.parts else "not begun"
-        return "missed" if self.figure in (None, math.inf) else "finished"
+        return "finished" if self.has_figure else "missed"
 
     @property
     def cap(self) -> int | None:
@@ -171,6 +171,11 @@ class Point:
         """
         return self._figure_of(self.runs) if self.runs else None
 
+    @property
+    def has_figure(self) -> bool:
+        """Whether the runs come to a number: a trial reached the goal, and most of its seeds did too."""
+        return self.figure not in (None, math.inf)
+
     def _figure_of(self, runs: Sequence[float]) -> float:
         return middle(runs) if self.has_target else fmean(runs)
 
@@ -196,7 +201,7 @@ class Point:
     def space(self) -> Space:
         """The ranges of all its searches together."""
         frontier = self.opened.frontier
-        space = {**frontier.space, **frontier.branches[self.method].space}
+        space = {**frontier.space, **frontier.all_methods[self.method].space}
         for part in self.parts[1:]:
             for path, range_ in part.tree["space"].items():
                 if "low" in range_:
@@ -310,7 +315,7 @@ def fit_of(points: Sequence[Point]) -> tuple[Fit, tuple[float, float]] | None:
 
 
 def _reached(points: Sequence[Point]) -> list[Point]:
-    return [point for point in points if point.has_target and point.figure not in (None, math.inf)]
+    return [point for point in points if point.has_target and point.has_figure]
 
 
 def _of_trial(trial: FrozenTrial) -> float:

@@ -34,16 +34,17 @@ from trainers.runs.errors import EXIT_FAILED, print_error, print_warnings
 from trainers.runs.identity import copy_code
 from trainers.runs.mpi_ranks import LaunchError, launched_ranks
 from trainers.runs.run_folder import (
-    LOG,
     FolderRefused,
     dataset_facts,
     differences,
     lock_folder,
+    note_in_log,
     run_identity,
     without_texts,
     write_whole,
 )
-from trainers.search.folder import SEARCH, code_changes, code_of, files_of_code, opened_or_begun_before, read_study
+from trainers.search import folder as folders
+from trainers.search.folder import SEARCH, read_study
 from trainers.search.outcome import SearchRequest
 from trainers.search.results import BEST, confirmed_in, confirmed_text, recipe_text
 from trainers.search.start import search
@@ -79,13 +80,6 @@ def frontier(
     def folder_of(opened: OpenedFrontier) -> Path:
         return request.out or Path("runs", f"frontier-{opened.frontier.name}")
 
-    def begun_in(opened: OpenedFrontier) -> Path | None:
-        folder = folder_of(opened)
-        if not (folder / FRONTIER).is_file():
-            return None
-        _require_same(opened, folder)
-        return folder
-
     if shown:
         opened = open_frontier(shown / FRONTIER, vocabulary=words, of_run=True, **how)
         if overrides and (changed := _changed_keys(opened, shown)):
@@ -94,10 +88,10 @@ def frontier(
             print_warnings([f"epochs and rates are those of the recipe as it is now; {'; '.join(edited)}"])
     else:
         opening = partial(open_frontier, request.search, vocabulary=words, **how)
-        opened = opened_or_begun_before(opening, begun_in)
+        opened = folders.opened_or_begun_before(opening, folder_of, record=FRONTIER, require_same=_require_same)
     folder = shown or folder_of(opened)
     if cluster is not None:  # refused now, not after hours
-        method = next(iter(opened.frontier.branches))
+        method = next(iter(opened.frontier.all_methods))
         planned_time(opened, method, opened.frontier.sizes[0], cluster, values={}, updates=1)
     if shown is None:
         _require_same(opened, folder)
@@ -121,7 +115,7 @@ def frontier(
 def read_points(opened: OpenedFrontier, folder: Path) -> list[Point]:
     """All points in the order in which they run: from the smallest batch on, all methods at each."""
     frontier = opened.frontier
-    return [read_point(opened, folder, method, batch) for batch in frontier.sizes for method in frontier.branches]
+    return [read_point(opened, folder, method, batch) for batch in frontier.sizes for method in frontier.all_methods]
 
 
 def _own_tree(opened: OpenedFrontier) -> dict[str, Any]:
@@ -134,8 +128,8 @@ def _own_tree(opened: OpenedFrontier) -> dict[str, Any]:
 def _recipes(opened: OpenedFrontier) -> dict[str, Any]:
     found = {}
     for method, base in opened.bases.items():
-        space = {**opened.frontier.space, **opened.frontier.branches[method].space}
-        made_of = {_DATA: dataset_facts(base.dataset), _CODE: code_of(base, space)}
+        space = {**opened.frontier.space, **opened.frontier.all_methods[method].space}
+        made_of = {_DATA: dataset_facts(base.dataset), _CODE: folders.code_of_search(base, space)}
         found[method] = run_identity(base.tree) | made_of
     return found
 
@@ -178,14 +172,14 @@ def _changed_recipes(
         was[_DATA] = without_texts(was[_DATA])
         code = {_CODE: None}
         lines += differences(was | code, now[name] | code, f"recipe of {name}", where=where)
-        lines += [f"{line} in the recipe of {name}" for line in code_changes(was[_CODE], now[name][_CODE])]
+        lines += [f"{line} in the recipe of {name}" for line in folders.code_changes(was[_CODE], now[name][_CODE])]
     return lines
 
 
 def _changed_spans(opened: OpenedFrontier, folder: Path) -> dict[int, list[str]]:
     """Batches whose searches began with other norm groups; an older version made them the greatest common divisor."""
     found, key = {}, "batch.norm_span"
-    for batch, method in product(opened.frontier.sizes, opened.frontier.branches):
+    for batch, method in product(opened.frontier.sizes, opened.frontier.all_methods):
         for file in sorted(point_folder(folder, method, batch).glob("search-*.yaml")):
             before, now = load_tree(file, kind=None)[0]["fixed"].get(key), opened.norm_span(method, batch)
             for line in differences(before, now, f"{key} of {method} at batch {batch:,}"):
@@ -200,8 +194,7 @@ def _plain(tree: dict[str, Any]) -> dict[str, Any]:
 def _run(opened: OpenedFrontier, folder: Path, request: SearchRequest) -> int:
     def say(text: str) -> None:
         print(text, flush=True)
-        with open(folder / LOG, "a", encoding="utf-8") as log:
-            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        note_in_log(folder, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
 
     def recipe_changed() -> bool:
         if change := _recipe_change(opened, folder):
@@ -233,18 +226,24 @@ def _run(opened: OpenedFrontier, folder: Path, request: SearchRequest) -> int:
         for part in stale:
             _write_best(opened, part)
         write_report(folder, opened, read_points(opened, folder))
-        found = "no trial reached the goal" if point.has_target else "every trial diverged"
-        if point.has_target and point.cap is not None:
-            found += f" within {point.cap:,} updates, {_SLACK:g} times those of the next smaller batch"
-        if point.figure == math.inf:
-            found = "most fresh seeds of every trial that reached the goal missed it"
-        elif point.figure is not None:
-            accuracy = "" if point.has_target else f"{percent(point.figure)} after "
-            found = f"{accuracy}{point.updates:g} updates, {point.epochs:.3g} epochs, rate {point.rate:.3g}"
-            if without := point.runs.count(math.inf):
-                found += f"; {without} of {counted(len(point.runs), 'fresh seed')} missed the goal"
-        say(f"{name}: {found}")
+        say(f"{name}: {_found_text(point)}")
     return 0
+
+
+def _found_text(point: Point) -> str:
+    """What the searches of a point have found at their end."""
+    if point.has_figure:
+        accuracy = "" if point.has_target else f"{percent(point.figure)} after "
+        missed = point.runs.count(math.inf)
+        note = f"; {missed} of {counted(len(point.runs), 'fresh seed')} missed the goal" if missed else ""
+        return f"{accuracy}{point.updates:g} updates, {point.epochs:.3g} epochs, rate {point.rate:.3g}{note}"
+    if not point.has_target:
+        return "every trial diverged"
+    if point.figure is not None:
+        return "most fresh seeds of every trial that reached the goal missed it"
+    if point.cap is None:
+        return "no trial reached the goal"
+    return f"no trial reached the goal within {point.cap:,} updates, {_SLACK:g} times those of the next smaller batch"
 
 
 def _write_best(opened: OpenedFrontier, part: Part) -> None:
@@ -253,7 +252,7 @@ def _write_best(opened: OpenedFrontier, part: Part) -> None:
     with read_study(part.folder) as study:
         confirmed, _ = confirmed_in(part.folder, search.search, study)
     own = [confirmed_text(search.search, one) for one in confirmed if one.trial == part.best.number]
-    copy_code(part.folder, files_of_code(search.base, search.search.space))
+    copy_code(part.folder, folders.files_of_code(search.base, search.search.space))
     write_whole(part.folder / BEST, recipe_text(search, part.best, own))
 
 

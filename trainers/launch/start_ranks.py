@@ -51,6 +51,7 @@ from trainers.runs.run_folder import (
     claimed,
     default_folder,
     newest_by_name,
+    note_in_log,
     share_lock,
 )
 from trainers.runs.stop_request import (
@@ -280,8 +281,7 @@ def _print_failure(folder: Path, cause: str) -> None:
     """Print why a run failed, and write it to its log; without a cause the ranks have said it themselves."""
     if cause:
         print_error(f"kilobatch: {cause}")
-        with suppress(OSError), open(folder / LOG, "a", encoding="utf-8", errors="backslashreplace") as log:
-            log.write(f"kilobatch: {printable(cause)}\n")
+        note_in_log(folder, f"kilobatch: {cause}")
     print_error(f"kilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}")
 
 

@@ -458,6 +458,12 @@ def configure_logging(folder: Path, *, rank: int, to_file: bool, quiet: bool = F
     log.setLevel(logging.INFO if rank == 0 else logging.WARNING)
 
 
+def note_in_log(folder: Path, line: str) -> None:
+    """Append a line to a folder's log where no logger does, if it can be written: a full disk ends nothing for it."""
+    with suppress(OSError), open(folder / LOG, "a", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(f"{printable(line)}\n")
+
+
 def log_end(folder: Path, ending: str) -> None:
     """Log how a run ended, its folder and its newest checkpoint."""
     newest = newest_by_name(folder)

@@ -40,11 +40,18 @@ _PROXY_SECONDS = 10  # for a proxy to answer
 _AWAY_SECONDS = 0.5, 2.0  # waited for a recipe or data that cannot be read, before they count as changed
 
 
-def opened_or_begun_before(opening: Callable[..., Any], folder_of: Callable[[Any], Path | None]) -> Any:
+def opened_or_begun_before(
+    opening: Callable[..., Any],
+    folder_of: Callable[[Any], Path],
+    *,
+    record: str,
+    require_same: Callable[[Any, Path], object],
+) -> Any:
     """What `opening` opens, a search or a frontier.
 
     Args:
-        folder_of: where it was begun; None if it was not; raises InputRefused if another one was.
+        folder_of: its folder, where it was begun if that has the file `record`.
+        require_same: raises InputRefused if another one was begun there.
     Raises:
         RecipeError: it does not open. If that is so only by rules that are younger than what was begun, each problem
             says so.
@@ -53,10 +60,14 @@ def opened_or_begun_before(opening: Callable[..., Any], folder_of: Callable[[Any
         return opening()
     except RecipeError as error:
         try:
-            folder = folder_of(opening(of_run=True))
+            opened = opening(of_run=True)
+            folder = folder_of(opened)
+            begun = (folder / record).is_file()
+            if begun:
+                require_same(opened, folder)
         except InputRefused:
-            folder = None
-        if folder is None:
+            begun = False
+        if not begun:
             raise
         how = f"{folder} was begun by an older version, which has no such rule; finish it with that one, or begin anew"
         problems = [replace(it, way_out=f"{how} in another --out: {it.way_out}") for it in error.problems]
@@ -76,7 +87,7 @@ def folder_record(folder: Path, opened: OpenedSearch, *, resume: bool, storage: 
     """
     tree = {key: value for key, value in opened.tree.items() if key not in _MAY_CHANGE}
     own = {"search": tree, "recipe": opened.base.tree, "dataset": runs.dataset_facts(opened.base.dataset)}
-    own["code"] = code_of(opened.base, opened.search.space)
+    own["code"] = code_of_search(opened.base, opened.search.space)
     own = {**yaml.safe_load(yaml.safe_dump(own)), **({"storage": hidden(storage)} if storage else {})}
     if not (folder / SEARCH).is_file():
         if resume:
@@ -99,7 +110,7 @@ def _compared(record: dict[str, Any]) -> dict[str, Any]:
     return {**record, "recipe": recipe, "dataset": dataset, "code": None}
 
 
-def code_of(base: OpenedRecipe, space: Space) -> dict[str, str]:
+def code_of_search(base: OpenedRecipe, space: Space) -> dict[str, str]:
     """SHA-256 of each file of `files_of_code`."""
     return sha256_of_files(files_of_code(base, space))
 
@@ -119,7 +130,7 @@ def recipe_change(opened: OpenedSearch, code: Mapping[str, str]) -> str:
     """What differs in the recipe, data or own code from when the search opened them, in a line; empty if nothing does.
 
     Args:
-        code: `code_of` the recipe as it was opened.
+        code: `code_of_search` the recipe as it was opened.
     """
     for seconds in (*_AWAY_SECONDS, None):
         try:
@@ -130,8 +141,8 @@ def recipe_change(opened: OpenedSearch, code: Mapping[str, str]) -> str:
                 return str(error)
             time.sleep(seconds)
     both = [{**runs.run_identity(it.tree), "dataset": runs.dataset_facts(it.dataset)} for it in (before, now)]
-    changed = runs.differences(*both, where=("before", "now")) + code_changes(code, code_of(now, opened.search.space))
-    return "; ".join(changed)
+    code_now = code_of_search(now, opened.search.space)
+    return "; ".join(runs.differences(*both, where=("before", "now")) + code_changes(code, code_now))
 
 
 def own_study(study: optuna.Study, folder: Path, record: Mapping[str, Any]) -> None:

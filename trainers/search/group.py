@@ -133,15 +133,14 @@ class Group:
         """How the run ended, None while it goes on; `log` is the run's, for what its ranks wrote to stderr."""
         code = self.poll()  # before the result: ranks may write it and then end
         if not self.joined and (message := self._results.next()) is not None:
-            places = zip(message["joined"], message["gpus"], strict=True)
-            self.joined, self.hosts = True, tuple(f"{host} (GPU {gpu})" if gpu else host for host, gpu in places)
+            self.joined, self.hosts = True, tuple(message["joined"])
         result = self._results.next() if self.joined else None
         if result is not None:
             return RunEnd(**result)
         if code is None:
             return None
         errors = self._job.errors(self._num_errors)
-        with open(log, "a", encoding="utf-8") as file:
+        with suppress(OSError), open(log, "a", encoding="utf-8") as file:  # a full disk does not end the search for it
             file.write(errors)
         return self._end_without_result(code, errors)
 

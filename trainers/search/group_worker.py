@@ -52,9 +52,10 @@ def worker_loop(comm: Any, messages: Path, *, threads: int, stop: Path | None = 
     def is_orphan() -> bool:
         return parent_is_gone() or (comm.rank == 0 and requests.writer_is_dead)
 
-    hosts, gpus = comm.gather(socket.gethostname(), root=0), comm.gather(chosen_gpu(), root=0)
+    gpu = chosen_gpu()
+    places = comm.gather(socket.gethostname() + (f" (GPU {gpu})" if gpu else ""), root=0)
     if comm.rank == 0:
-        write_message(messages / ANSWERS, {"joined": hosts, "gpus": gpus})
+        write_message(messages / ANSWERS, {"joined": places})
     with handling_signals(lambda *_: stop and request_stop(stop, "signal")):  # this rank goes on: others wait for it
         while True:
             message = None

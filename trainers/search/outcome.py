@@ -14,7 +14,7 @@ from typing import Any
 
 from recipes.reading.read import value_at
 from recipes.reports.metrics import is_score, read_metrics
-from recipes.schema import Objective, Search
+from recipes.schema import Search
 from recipes.schema.constraints import Expression
 from recipes.schema.positions import last_multiple
 from recipes.search_space.open_search import OpenedSearch, assignments
@@ -138,19 +138,20 @@ def reports_in(lines: Iterable[Mapping[str, Any]], prepared: Prepared, search: S
             yield search.reports if own["update"] == whole else min(passed, search.reports), own[metric]
 
 
-def goal_of(lines: Iterable[Mapping[str, Any]], objective: Objective, *, ranks: int) -> tuple[float, float]:
-    """What a run took until the first evaluation that reached the objective's target, and the part of it that it lacks.
+def goal_of(lines: Iterable[Mapping[str, Any]], search: Search) -> tuple[float, float]:
+    """What a run took until the first evaluation that reached the search's target, and the part of it that it lacks.
 
     Returns:
         (updates, epochs or device-hours until then, or of the whole run if it never did; (target - best) / target, at
         most 0 if it was reached).
     """
-    best, taken = 0.0, 0.0
+    objective, best, taken = search.objectives[0], 0.0, 0.0
     for own in evaluations(lines):
         best, taken = max(best, own["accuracy"]), own[_TAKEN[objective.metric]]
         if best >= objective.target:
             break
-    return float(taken * (ranks if objective.metric == "hours_to" else 1)), (objective.target - best) / objective.target
+    ranks = search.ranks_per_trial if objective.metric == "hours_to" else 1
+    return float(taken * ranks), (objective.target - best) / objective.target
 
 
 def trial_result(search: Search, runs: Sequence[Sequence[Mapping[str, Any]]]) -> Result:
@@ -177,7 +178,7 @@ def trial_result(search: Search, runs: Sequence[Sequence[Mapping[str, Any]]]) ->
         if objective.target is None:
             value = score(objective.metric)
         else:
-            goals = [goal_of(lines, objective, ranks=search.ranks_per_trial) for lines in runs]
+            goals = [goal_of(lines, search) for lines in runs]
             value = fmean(value for value, _ in goals)
             violations[_REACHES.format(objective.target)] = max(lacking for _, lacking in goals)
         values.append(objective.worst if math.isnan(value) else value)

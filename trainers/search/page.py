@@ -21,11 +21,12 @@ from recipes.reports.page import document
 from recipes.reports.style import MUTED
 from recipes.reports.wording import counted, duration, number, percent
 from recipes.schema import Search
+from recipes.search_space.open_search import OpenedSearch
 from recipes.search_space.ranges import short
 from trainers.runs.run_folder import REPORT, write_whole
 from trainers.search import results
 from trainers.search.folder import TRIALS
-from trainers.search.results import Confirmed, best_by_seeds, column_names, confirmed_text, metric_name, row_of
+from trainers.search.results import Confirmed, best_by_seeds, column_names, confirmed_text, metric_words
 from trainers.search.study import EVERY, begun, rank_seconds_of, state_of
 
 _FEW = 10  # with fewer complete trials an importance would be drawn from chance
@@ -46,9 +47,9 @@ Place = Mapping[str, Any]  # axis -> positions of points
 def write_search_page(
     folder: Path,
     study: optuna.Study,
-    search: Search,
+    opened: OpenedSearch,
+    rows: Sequence[Mapping[str, Any]],
     *,
-    epochs: float,
     confirmed: Sequence[Confirmed] = (),
     note: str = "",
     live: float = 0.0,
@@ -56,13 +57,12 @@ def write_search_page(
     """Write the page of a search into its folder, whole or not at all.
 
     Args:
-        epochs: of a trial that does not search them.
+        rows: of all trials that have begun, as `row_of`.
         confirmed: trials trained again on fresh seeds, the best first, if they were.
         note: how many of their runs have ended, while some have not.
         live: seconds after which the page looks for what is new, while the search runs; 0: it has ended.
     """
-    trials, best = begun(study), best_by_seeds(study, confirmed)
-    rows = [row_of(trial, search) for trial in trials]
+    search, trials, best = opened.search, begun(study), best_by_seeds(study, confirmed)
     if not live:
         rows = [{**row, "state": row["state"].replace("running", "stopped")} for row in rows]
     counts = results.trials_text(Counter(row["state"] for row in rows), search.budget.trials)
@@ -73,7 +73,8 @@ def write_search_page(
         *([tag("p", running, class_="muted")] if live else []),
         *([tag("h2", "Confirmed"), *(tag("p", confirmed_text(search, one)) for one in confirmed)] if confirmed else []),
     ]
-    front = [row_of(trial, search) for trial in best] if len(search.objectives) > 1 else []
+    by_number = {row["trial"]: row for row in rows}
+    front = [by_number[trial.number] for trial in best] if len(search.objectives) > 1 else []
     tables = [
         *([tag("h2", "Not beaten in everything"), _table(front, search, best)] if front else []),
         *(_importances(search, at, trials) for at in range(len(search.objectives))),
@@ -84,7 +85,7 @@ def write_search_page(
         tag("div", f"search over {search.recipe}", class_="muted"),
         tag("p", "", id="state", class_="muted", role="status"),
         tag("div", *now, id="now"),
-        charts.drawn(search_charts(study, search, epochs=epochs, best=best)),
+        charts.drawn(search_charts(study, opened, best=best)),
         tag("div", *tables, id="tiles"),
         tag("div", "", id="picked"),
     ]
@@ -109,10 +110,10 @@ def _verdict(search: Search, best: Sequence[FrozenTrial], confirmed: Sequence[Co
 
 def _table(rows: Sequence[Mapping[str, Any]], search: Search, best: Sequence[FrozenTrial]) -> Markup:
     metrics, best = [objective.metric for objective in search.objectives], {trial.number for trial in best}
-    heads = ("trial", *column_names(search.space).values(), *map(metric_name, metrics), "state", "time", "")
+    heads = ("trial", *column_names(search.space).values(), *map(metric_words, metrics), "state", "time", "")
     made = []
     for row in rows:
-        own = map(results.shown, metrics, row["scores"] or [None] * len(metrics))
+        own = map(results.score_text, metrics, row["scores"] or [None] * len(metrics))
         texts = (
             tag("a", str(row["trial"]), href=f"{TRIALS}/trial-{row['trial']:04d}/"),
             *(short(row["values"][path]) if path in row["values"] else "" for path in search.space),
@@ -137,7 +138,7 @@ def _importances(search: Search, at: int, trials: Sequence[FrozenTrial]) -> Mark
         evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=share)
         shares = optuna.importance.get_param_importances(view, params=[*names], evaluator=evaluator)
     bars = [(names[path], tag("progress", value=f"{share:.3f}"), percent(share)) for path, share in shares.items()]
-    goal = metric_name(search.objectives[at].metric)
+    goal = metric_words(search.objectives[at].metric)
     words = f"What the best {num_good} of {len(whole)} whole trials have in common in {goal} (PED-ANOVA): a hint only."
     return joined([tag("h2", f"Importance for {goal}"), table(("", "", ""), bars), tag("p", words, class_="muted")])
 
@@ -148,10 +149,10 @@ def _varying(search: Search, trials: Sequence[FrozenTrial]) -> dict[str, str]:
     return {path: name for path, name in names if len({str(trial.params.get(path)) for trial in trials}) > 1}
 
 
-def search_charts(study: optuna.Study, search: Search, *, epochs: float, best: Sequence[FrozenTrial]) -> dict[str, Any]:
-    """All charts for which there are trials enough; `epochs` are those of a trial that does not search them."""
-    on = _Charts(study, search, best)
-    on.curves(epochs)
+def search_charts(study: optuna.Study, opened: OpenedSearch, *, best: Sequence[FrozenTrial]) -> dict[str, Any]:
+    """All charts for which there are trials enough."""
+    search, on = opened.search, _Charts(study, opened, best)
+    on.curves()
     if len(search.objectives) == 1:
         on.history()
     for at in range(len(search.objectives)):
@@ -166,16 +167,17 @@ def search_charts(study: optuna.Study, search: Search, *, epochs: float, best: S
 class _Charts:
     """Collects charts; each method adds one, or none if there is nothing to draw."""
 
-    def __init__(self, study: optuna.Study, search: Search, best: Sequence[FrozenTrial]) -> None:
-        self._search, self._trials, self._best = search, begun(study), best
-        metrics = [objective.metric for objective in search.objectives]
+    def __init__(self, study: optuna.Study, opened: OpenedSearch, best: Sequence[FrozenTrial]) -> None:
+        self._search, self._trials, self._best = opened.search, begun(study), best
+        self._epochs = float(opened.base.recipe.epochs)  # of a trial that does not search them
+        metrics = [objective.metric for objective in opened.search.objectives]
         self._percent = [metric == "accuracy" for metric in metrics]
-        self._titles = ["accuracy (%)" if metric == "accuracy" else metric_name(metric) for metric in metrics]
-        self._signs = [1 if objective.direction == "maximize" else -1 for objective in search.objectives]
+        self._titles = ["accuracy (%)" if metric == "accuracy" else metric_words(metric) for metric in metrics]
+        self._signs = [1 if objective.direction == "maximize" else -1 for objective in opened.search.objectives]
         self.points: dict[str, Any] = {}
         self.charts: list[Chart] = []
 
-    def curves(self, epochs: float) -> None:
+    def curves(self) -> None:
         """What each trial reported on its way; a curve that diverged does not scale the axis."""
         reports, curves, has_goal = self._search.reports, [], self._search.has_goal
         title = "accuracy that the target lacks (%)" if has_goal else f"{self._titles[0]} on the way"
@@ -185,7 +187,7 @@ class _Charts:
             for trial in [one for one in reported if ("best" if one.number in best else state_of(one)) == state]:
                 every = trial.user_attrs.get(EVERY, 1 / reports)
                 parts = [report * every for report in trial.intermediate_values]
-                own = trial.params.get("epochs", epochs)
+                own = trial.params.get("epochs", self._epochs)
                 place = {"part of the run": parts, "epochs": [part * own for part in parts]}
                 values = [100 * value if in_percent else value for value in trial.intermediate_values.values()]
                 how = {"names": f"trial {trial.number}", "group": state, "width": 1.2, **look}

@@ -13,7 +13,7 @@ from recipes.planning.random_bits import draws
 from recipes.planning.rates import full_rate
 from recipes.reading.open import open_recipe
 from recipes.schema import Search
-from recipes.search_space.open_search import OpenedSearch, value_in
+from recipes.search_space.open_search import OpenedSearch, is_number, value_in
 from recipes.search_space.ranges import Categorical, active_values
 from trainers.runs.errors import print_warnings
 from trainers.runs.run_folder import RECIPE
@@ -85,7 +85,7 @@ def drawn_values(search: Search, known: Mapping[str, Any], own: Mapping[str, Any
             continue
         if isinstance(range_, Categorical):
             values[path] = value if range_.holds(value) and u < _KEEP else other
-        elif isinstance(value, int | float) and not isinstance(value, bool):
+        elif is_number(value):
             if path == _RATE:
                 value = _rate(known, own, share=(index + 0.5) / search.prior.draws)
             elif path == _WARMUP:

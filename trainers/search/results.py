@@ -77,12 +77,12 @@ def trials_text(states: Mapping[str, int], of: int) -> str:
     return f"trials: {ended} of {of} ended" + (f" ({counts})" if counts else "")
 
 
-def metric_name(metric: str) -> str:
+def metric_words(metric: str) -> str:
     """A metric's name in text."""
     return {"device_hours": "device-hours", "train_loss": "training loss"}.get(metric, metric)
 
 
-def shown(metric: str, value: float | None) -> str:
+def score_text(metric: str, value: float | None) -> str:
     """A score without its name, empty where there is none: '97.50 %', '210 updates'."""
     if value is None:
         return ""
@@ -94,7 +94,7 @@ def scores(search: Search, values: Iterable[float], *, named: bool = False) -> s
     """The objectives of a trial, several or `named` each with its name: 'accuracy 97.50 %, device-hours 0.5'."""
     pairs = [(objective.metric, value) for objective, value in zip(search.objectives, values, strict=True)]
     named = named or len(pairs) > 1
-    return ", ".join(f"{metric_name(pair[0])} {shown(*pair)}" if named else shown(*pair) for pair in pairs)
+    return ", ".join(f"{metric_words(pair[0])} {score_text(*pair)}" if named else score_text(*pair) for pair in pairs)
 
 
 def column_names(paths: Iterable[str]) -> dict[str, str]:
@@ -238,13 +238,13 @@ def confirmed_text(search: Search, confirmed: Confirmed) -> str:
     Where a seed has no finite value there is no mean: 'trial 1: 1 of 2 fresh seeds reached the target, in 210 updates'.
     """
     metric, num_seeds = search.objectives[0].metric, len(confirmed.values)
-    values = ", ".join(shown(metric, value) for value in confirmed.finite)
+    values = ", ".join(score_text(metric, value) for value in confirmed.finite)
     if len(confirmed.finite) < num_seeds:
-        did = "reached the target" if search.has_goal else f"came to a finite {metric_name(metric)}"
+        did = "reached the target" if search.has_goal else f"came to a finite {metric_words(metric)}"
         did += " and kept the constraints" if search.constraints and search.has_goal else ""
         some = f"{len(confirmed.finite) or 'none'} of {num_seeds} fresh seeds {did}"
         return f"trial {confirmed.trial}: {some}" + (f", {'in ' * search.has_goal}{values}" if values else "")
-    mean, low, high = (shown(metric, figure) for figure in (confirmed.mean, confirmed.low, confirmed.high))
+    mean, low, high = (score_text(metric, figure) for figure in (confirmed.mean, confirmed.low, confirmed.high))
     by = f"{num_seeds} fresh seeds, {values}"
     if confirmed.broken:
         by += f"; {confirmed.broken} diverged, missed the target or broke a constraint"

@@ -11,7 +11,6 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-import optuna
 from optuna.exceptions import StorageInternalError
 
 from recipes.errors import InputRefused, refuse_unreachable, refused
@@ -39,7 +38,15 @@ from trainers.search.group_worker import run_launched_worker
 from trainers.search.outcome import SearchRequest, trial_request
 from trainers.search.placement import placements, require_ssh
 from trainers.search.prior import first_values
-from trainers.search.results import confirm_folder, confirmed_text, name_of_best, scores, shown, trials_text, write_best
+from trainers.search.results import (
+    confirm_folder,
+    confirmed_text,
+    name_of_best,
+    score_text,
+    scores,
+    trials_text,
+    write_best,
+)
 from trainers.search.status import Display
 from trainers.search.study import enqueue, finished, gain_of_second_half, new_study, next_trial, state_of
 from trainers.search.supervisor import Supervisor
@@ -56,11 +63,17 @@ def search(request: SearchRequest) -> int:
             what = f"is the folder of the search {folders.read_record(Path(request.search)).get('study', 'in it')}"
             raise refused(request.search, what, "a search goes on by its own file or name, and this folder as --out")
     words = search_vocabulary(allow_code=request.allow_code)
+
+    def folder_of(opened: OpenedSearch) -> Path:
+        return request.out or Path("runs", f"search-{opened.search.name}")
+
     opened = folders.opened_or_begun_before(
         partial(open_search, request.search, vocabulary=words, allow_code=request.allow_code, data_root=request.data),
-        partial(_begun_in, request),
+        folder_of,
+        record=SEARCH,
+        require_same=lambda opened, folder: folder_record(folder, opened, resume=True, storage=request.storage),
     )
-    folder = _folder(request, opened)
+    folder = folder_of(opened)
     each, launched = opened.search.ranks_per_trial, launched_ranks()
     if launched is not None and not request.dry_run:
         if request.workers not in (None, launched) or request.hosts is not None:
@@ -75,7 +88,7 @@ def search(request: SearchRequest) -> int:
     with refuse_unreachable():
         begun = (folder / SEARCH).is_file() and not request.dry_run
     groups, first = _groups(request, opened, folder), [] if begun else first_values(opened)
-    _require_proposals(opened.search)
+    _first_trial(opened.search)  # refused also where no first trial needs the sampler
     own = trial_request(opened, 0, opened.valid_point, Path("trial"), request)  # as the recipe is
     device = prepare(own, workers=each).plan.cluster.device
     if request.dry_run:
@@ -97,43 +110,22 @@ def search(request: SearchRequest) -> int:
                     what = "device_hours of the trials before count the start of their ranks, new ones training only"
                     print_warnings([f"{folder} was begun by an older version: {what}"])
                 enqueue(study, first_values(opened, enqueued=len(study.get_trials(deepcopy=False))) if begun else first)
-                return _search_study(opened, study, request, folder, groups, code=record["code"])
+                display = Display(opened, study, folder, Screen(), groups=len(groups))
+                return _search_study(Supervisor(opened, request, display, groups, code=record["code"]))
         except StorageInternalError as error:
             what = f"does not answer any more: {folders.root_cause(error, storage_name)}"
             print_error(f"kilobatch: the study in {record['storage']} {what}; the same command goes on with it")
             return EXIT_FAILED
 
 
-def _folder(request: SearchRequest, opened: OpenedSearch) -> Path:
-    return request.out or Path("runs", f"search-{opened.search.name}")
-
-
-def _begun_in(request: SearchRequest, opened: OpenedSearch) -> Path | None:
-    """The folder where this very search was begun; None if none was, FolderRefused if another one was."""
-    folder = _folder(request, opened)
-    if not (folder / SEARCH).is_file():
-        return None
-    folder_record(folder, opened, resume=True, storage=request.storage)
-    return folder
-
-
-def _search_study(
-    opened: OpenedSearch,
-    study: optuna.Study,
-    request: SearchRequest,
-    folder: Path,
-    groups: Sequence[Group],
-    *,
-    code: Mapping[str, str],
-) -> int:
+def _search_study(supervisor: Supervisor) -> int:
     """Search, write and print the result; returns the exit code."""
-    search, epochs = opened.search, float(opened.base.recipe.epochs)
-    display = Display(search, study, folder, Screen(), groups=len(groups), epochs=epochs)
-    supervisor = Supervisor(opened, request, display, groups, code=code)
+    opened, search, request, display = supervisor.opened, supervisor.search, supervisor.options, supervisor.display
+    study, folder = supervisor.study, supervisor.folder
     with display:
         display.say(
             f"search {search.name}: {len(finished(study))} of {search.budget.trials} trials are done, "
-            f"{len(groups)} side by side, {counted(search.ranks_per_trial, 'rank')} each"
+            f"{len(supervisor.groups)} side by side, {counted(search.ranks_per_trial, 'rank')} each"
         )
         with handling_signals(supervisor.stop_at_signal):
             supervisor.run()
@@ -162,7 +154,7 @@ def _search_study(
             display.say(f"  to share it with its mean: kilobatch recipes pack {runs}")
     if len(search.objectives) == 1 and (gain := gain_of_second_half(study)):
         metric = search.objectives[0].metric
-        mean = f"the second half of the trials gained {shown(metric, gain)} in the mean over all their orders"
+        mean = f"the second half of the trials gained {score_text(metric, gain)} in the mean over all their orders"
         display.say(f"{mean}; as many again usually gain no more")
     display.say(f"report: {folder / REPORT}")
     if supervisor.changed:
@@ -172,7 +164,7 @@ def _search_study(
     if supervisor.stopped_by:
         print_error(f"kilobatch: stopped by {supervisor.stopped_by}; the same command goes on")
         return EXIT_STOPPED
-    if unspent := supervisor.unspent():
+    if unspent := display.stopped_by:
         print_error(f"kilobatch: {unspent}; mend that, and the same command goes on; log: {folder / LOG}")
     elif not best:  # an outcome, and in a frontier one among others
         kept = " and kept the constraints" if search.constraints else ""
@@ -199,10 +191,12 @@ def _groups(request: SearchRequest, opened: OpenedSearch, folder: Path) -> list[
     return [Group(number, folder, own) for number, own in enumerate(placed)]
 
 
-def _require_proposals(search: Search) -> None:
-    """Refuse a space in which the sampler proposes nothing."""
+def _first_trial(search: Search, enqueued: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """The values of the first trial; InputRefused if the sampler cannot propose any."""
+    study = new_study(search)
+    enqueue(study, enqueued)
     try:
-        next_trial(new_study(search), search)
+        return next_trial(study, search).params
     except ValueError as error:
         kind = type(search.sampler).__name__
         raise InputRefused(f"{kind} cannot propose values of this search: {error}") from None
@@ -212,9 +206,7 @@ def _dry_run_text(
     opened: OpenedSearch, options: SearchRequest, first: Sequence[Mapping[str, Any]], *, groups: int
 ) -> str:
     """Space, trials, samples and, on a cluster with rates, time before the start; what the first trial changes."""
-    search, study = opened.search, new_study(opened.search)
-    enqueue(study, first)
-    values = next_trial(study, search).params
+    search, values = opened.search, _first_trial(opened.search, first)
     each, trials, confirm = search.ranks_per_trial, search.budget.trials, search.confirm
     prepared = prepare(trial_request(opened, 0, values, Path("trial"), options), workers=each)
     timeline = prepared.plan.timeline

@@ -26,9 +26,9 @@ from rich.text import Text
 from recipes.errors import printable
 from recipes.reports.json_text import finite
 from recipes.reports.wording import duration, number
-from recipes.schema import Search
+from recipes.search_space.open_search import OpenedSearch
 from recipes.search_space.ranges import values_text
-from trainers.runs.run_folder import LOG, FolderRefused, write_whole
+from trainers.runs.run_folder import LOG, FolderRefused, note_in_log, write_whole
 from trainers.search import results
 from trainers.search.page import write_search_page
 from trainers.search.results import Confirmed, confirmed_in, confirmed_text, device_hours, row_of, trials_text
@@ -45,13 +45,13 @@ class Display:
 
     Args:
         groups: how many trials run side by side.
-        epochs: of a trial that does not search them.
     """
 
     def __init__(
-        self, search: Search, study: optuna.Study, folder: Path, console: Console, *, groups: int, epochs: float
+        self, opened: OpenedSearch, study: optuna.Study, folder: Path, console: Console, *, groups: int
     ) -> None:
-        self.search, self.study, self.folder, self.console, self.groups = search, study, folder, console, groups
+        self.opened, self.search = opened, opened.search
+        self.study, self.folder, self.console, self.groups = study, folder, console, groups
         # Filled by the supervisor: number of a trial, and the seed of a run that confirms it -> how far it is; name of
         # a group -> why it is set aside; by whom the search was stopped, and which limit of the budget ended it.
         self.running: dict[tuple[int, int | None], dict[str, Any]] = {}
@@ -63,7 +63,7 @@ class Display:
         self._began, self._spent = time.monotonic(), study.user_attrs.get(SPENT, 0.0)
         self._ended: dict[int, dict[str, Any]] = {}  # rows of trials that have, by number: they change no more
         self._best: list[dict[str, Any]] = []
-        self._shown, self._page_due, self._page_every, self._epochs = -math.inf, 0.0, _EVERY_SECONDS, epochs
+        self._shown, self._page_due, self._page_every = -math.inf, 0.0, _EVERY_SECONDS
         live = Live(Text("starting"), console=console, auto_refresh=False)
         self._live = live if console.is_terminal else nullcontext()
 
@@ -95,9 +95,7 @@ class Display:
         """Print a line on the console and write it to the log."""
         text = printable(text)
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n"
-        with suppress(OSError), open(self.folder / LOG, "a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(line)
+        note_in_log(self.folder, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
 
     def ended(self, number: int) -> None:
         """Say how a trial has ended, the best so far, and what is left."""
@@ -124,8 +122,8 @@ class Display:
                 write_search_page(
                     self.folder,
                     self.study,
-                    self.search,
-                    epochs=self._epochs,
+                    self.opened,
+                    self.rows(),
                     confirmed=self.confirmed,
                     note=self.unconfirmed,
                     live=0.0 if ended else self._page_every,

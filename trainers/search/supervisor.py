@@ -58,14 +58,14 @@ class _Work:
     def folder(self) -> Path:
         return self.folders[self.index]
 
-    def spent(self, ranks: int) -> tuple[float, float]:
+    def spent(self) -> tuple[float, float]:
         """Seconds, and ranks times seconds, of all its runs and sessions."""
         seconds = time.monotonic() - self._began
-        return self._before[0] + seconds, self._before[1] + ranks * seconds
+        return self._before[0] + seconds, self._before[1] + self._ranks * seconds
 
-    def store_time(self, ranks: int, study: optuna.Study) -> None:
+    def store_time(self, study: optuna.Study) -> None:
         """Store them in the study."""
-        for name, value in zip((studies.SECONDS, studies.RANK_SECONDS), self.spent(ranks), strict=True):
+        for name, value in zip((studies.SECONDS, studies.RANK_SECONDS), self.spent(), strict=True):
             self.trial.set_user_attr(name, round(value, 2))
         if self.seed is not None:
             confirming = study.user_attrs.get(studies.CONFIRM_RANK_SECONDS, {})
@@ -74,6 +74,7 @@ class _Work:
     def begin_run(self, index: int, group: Group, request: TrainRequest, prepared: Prepared, search: Search) -> None:
         """Train the run of this index; `prepared` is its request, checked."""
         self._before = self.trial.user_attrs.get(studies.SECONDS, 0.0), studies.rank_seconds_of(self.trial, search)
+        self._ranks = search.ranks_per_trial
         self.index, self.group, self.prepared = index, group, prepared
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / STOP_FILE).unlink(missing_ok=True)
@@ -102,7 +103,7 @@ class Supervisor:
         opened, options: the search, whose first trials are enqueued, and the command line of this session.
         display: what the user sees; it has the study and the search's folder.
         groups: of ranks, each for one trial at a time.
-        code: SHA-256 of own code as it was when the search opened, see `folder.code_of`.
+        code: SHA-256 of own code as it was when the search opened, see `folder.code_of_search`.
     """
 
     def __init__(
@@ -136,11 +137,7 @@ class Supervisor:
                 group.wait()
         finally:
             self.kill()
-        self.display.stopped_by = self.stopped_by or self.unspent()
-        ended, runs = self.display.confirmation
-        are_left = len(studies.finished(self.study)) < self.search.budget.trials
-        if not self.stopped_by and (are_left or ended < runs):
-            self.display.ended_by = self.spent_limit(with_patience=are_left)
+        self.display.stopped_by, self.display.ended_by = self._ending()
         self._store_time()
 
     def stop_at_signal(self, number: int, frame: object) -> None:
@@ -170,15 +167,19 @@ class Supervisor:
         for group in self.groups:
             group.kill()
 
-    def unspent(self) -> str:
-        """Why the search ended before its budget; empty where it did not."""
-        left = self.search.budget.trials - len(studies.finished(self.study))
-        if left <= 0 or self.spent_limit():
-            ended, runs = self.display.confirmation
-            are_left = ended < runs and not self.spent_limit(with_patience=False)
-            return f"{runs - ended} of {runs} runs with fresh seeds are left" if are_left else ""
-        why = "; ".join(f"{group.name} is set aside: {group.set_aside}" for group in self.groups if group.set_aside)
-        return f"{left} of {self.search.budget.trials} trials are left: {why}"
+    def _ending(self) -> tuple[str, str]:
+        """Why the search ended before its budget, and which limit of the budget ended it; each may be empty."""
+        if self.stopped_by:
+            return self.stopped_by, ""
+        (ended, runs), trials = self.display.confirmation, self.search.budget.trials
+        left, seeds_left = trials - len(studies.finished(self.study)), ended < runs
+        limit = self.spent_limit(with_patience=left > 0)
+        if left > 0 and not limit:
+            why = "; ".join(f"{group.name} is set aside: {group.set_aside}" for group in self.groups if group.set_aside)
+            return f"{left} of {trials} trials are left: {why}", ""
+        may_begin = seeds_left and not self.spent_limit(with_patience=False)
+        unspent = f"{runs - ended} of {runs} runs with fresh seeds are left" if may_begin else ""
+        return unspent, limit if left > 0 or seeds_left else ""
 
     def _work(self) -> None:
         while True:
@@ -195,9 +196,8 @@ class Supervisor:
                 self._store_time()
                 for group in self.groups:
                     group.send_heartbeat()
-            ranks = self.search.ranks_per_trial
             for it in self._running:
-                self.display.running[it.trial.number, it.seed] = running_row(*it.spent(ranks), it.state)
+                self.display.running[it.trial.number, it.seed] = running_row(*it.spent(), it.state)
             self.display.show()
             time.sleep(_POLL_SECONDS)
 
@@ -205,7 +205,7 @@ class Supervisor:
         self._stored = time.monotonic()
         self.study.set_user_attr(studies.SPENT, round(self.display.spent_seconds, 1))
         for work in self._running:  # a killed session's time counts
-            work.store_time(self.search.ranks_per_trial, self.study)
+            work.store_time(self.study)
 
     def _free_groups(self) -> list[Group]:
         busy = [work.group for work in self._running]
@@ -266,8 +266,7 @@ class Supervisor:
                 folder = confirm_folder(self.folder, trial.number) / f"seed-{seed}"
                 if not outcome.has_ended(folder):
                     work = _Work(FixedTrial(trial.params, trial.number), [folder], seed)
-                    limit = 0 if self.search.objectives[0].spacing is None else trial.value
-                    work.trial.set_user_attr(studies.LIMIT, limit)
+                    work.trial.set_user_attr(studies.LIMIT, trial.value)  # which `spacing` alone asks for
                     work.trial.set_user_attr(studies.RANK_SECONDS, spent.get(work.name, 0.0))
                     works.append(work)
         return works
@@ -303,7 +302,8 @@ class Supervisor:
             return
         self._report(work, prepared)  # what a session wrote that was killed before it told the study
         # A run that missed the target makes its trial infeasible, whatever further seeds come to.
-        if index == len(folders) or (index and self.search.has_goal and self._goal(folders[index - 1])[1] > 0):
+        lines = outcome.metrics_lines(folders[index - 1]) if index and self.search.has_goal else []
+        if index == len(folders) or (lines and outcome.goal_of(lines, self.search)[1] > 0):
             work.index = index - 1
             self._tell_complete(work)
         elif studies.PRUNED_AT in trial.user_attrs and index == 0:
@@ -324,7 +324,7 @@ class Supervisor:
                 self._judge(work)
         if end is not None:
             self._running.remove(work)
-            work.store_time(self.search.ranks_per_trial, self.study)
+            work.store_time(self.study)
             self.display.running.pop((work.trial.number, work.seed), None)
             self._finish(work, end)
         elif not work.hung and time.monotonic() - work.last_news > allowed:
@@ -349,14 +349,10 @@ class Supervisor:
             return
         lines = outcome.metrics_lines(work.folder)
         *_, (number, _) = outcome.reports_in(lines, work.prepared, self.search)
-        taken, lacking = self._goal(work.folder)
+        taken, lacking = outcome.goal_of(lines, self.search)
         if number < self.search.reports and lacking > 0 and taken >= best[0].value * len(work.folders):
             work.trial.set_user_attr(studies.PRUNED_AT, number)  # first: it holds even if this supervisor dies
             request_stop(work.folder / STOP_FILE, "search")
-
-    def _goal(self, folder: Path) -> tuple[float, float]:
-        lines, objective = outcome.metrics_lines(folder), self.search.objectives[0]
-        return outcome.goal_of(lines, objective, ranks=self.search.ranks_per_trial)
 
     def _pace(self, work: _Work) -> tuple[dict[str, Any], str | None]:
         """When a run is evaluated, and where it ends since it cannot be the best, both as when its trial began."""

@@ -167,4 +167,4 @@ def test_an_optimizer_that_compares_norm_groups_has_two_in_every_batch_but_its_o
 
 def test_a_method_can_be_taken_away(opened):
     text = HEAD + "methods: {sgd: {fixed: {optimizer.momentum: 0}}, momentum: {}}\n"
-    assert list(opened(text, overrides=["methods.sgd=null"]).frontier.branches) == ["momentum"]
+    assert list(opened(text, overrides=["methods.sgd=null"]).frontier.all_methods) == ["momentum"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from recipes.frontiers.proposals import Optimum, beyond_edge, quasi_random, scaled, value_at
+from recipes.frontiers.proposals import Optimum, beyond_edge, quasi_random, scaled, value_of_share
 from recipes.search_space.ranges import Categorical, Float, Int
 
 RATE = "learning_rate.reference"
@@ -45,7 +45,7 @@ def test_values_of_every_kind_of_range_lie_in_it():
         Categorical(choices=("a", "b", None)),
     ]
     for range_ in ranges:
-        values = [value_at(range_, share / 1000) for share in range(1000)]
+        values = [value_of_share(range_, share / 1000) for share in range(1000)]
         assert all(map(range_.holds, values)), range_
         assert set(range_.ends.values()) <= set(values), range_
 

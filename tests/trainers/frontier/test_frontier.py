@@ -2,8 +2,8 @@
 
 import json
 import math
+import re
 import shutil
-from collections import namedtuple
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from recipes.frontiers.open_frontier import open_frontier
 from recipes.reading.open import open_recipe
 from recipes.reading.yaml import block_text
 from recipes.search_space.ranges import Int
-from trainers.frontier import report
+from trainers.frontier import report, run
 from trainers.frontier.page import write_report
 from trainers.frontier.report import rows_of
 from trainers.frontier.results import difference, fit_of, read_point
@@ -44,9 +44,6 @@ seeds: 2
 spacing: 0.1
 accuracy_at: {epochs: [1], updates: [10]}
 """
-
-
-Reached = namedtuple("Reached", "batch figure")  # the two of a point that a curve needs
 
 
 @pytest.fixture(scope="module")
@@ -151,8 +148,8 @@ def test_a_point_whose_seeds_are_not_all_there_is_not_finished(measured):
 def test_smaller_batches_alone_are_judged_by_the_largest(measured):
     points = measured.points
     assert "smaller batches alone" not in report.conclusions(measured.opened, points)[0]  # it takes three of them
-    four = [Reached(batch, 90 * (1 + 400 / batch)) for batch in (64, 128, 256)] + [Reached(512, 200)]
-    said = report._extrapolated([*four, Reached(2048, math.inf)])
+    runs = {batch: (90 * (1 + 400 / batch),) for batch in (64, 128, 256)} | {512: (200.0,), 2048: (math.inf,)}
+    said = report._extrapolated(with_runs(points[0], runs))
     assert "would have said 160 updates at batch 512, and a largest useful batch of 2,000" in said
 
 
@@ -165,6 +162,14 @@ def with_runs(point, runs):
     """Points like this one, whose seeds took so many updates: batch -> updates of each."""
     parts = {batch: (replace(point.parts[-1], seeds=seeds),) for batch, seeds in runs.items()}
     return [replace(point, batch=batch, parts=own) for batch, own in parts.items()]
+
+
+def test_the_log_says_what_a_point_has_found(measured):
+    found, missed = with_runs(measured.points[0], {64: (90.0,), 128: (math.inf,)})
+    assert re.fullmatch(r"90 updates, [\d.]+ epochs, rate [\d.]+", run._found_text(found))
+    assert run._found_text(missed) == "most fresh seeds of every trial that reached the goal missed it"
+    none = replace(found, parts=tuple(replace(part, trials=(), seeds=()) for part in found.parts))
+    assert run._found_text(none) == "no trial reached the goal"
 
 
 def test_a_fitted_batch_beyond_those_that_reached_the_goal_is_said_to_be(measured):
@@ -431,26 +436,10 @@ def test_accuracies_are_compared_with_intervals(equal_epochs):
     assert "<svg" in (equal_epochs.out / "accuracy.svg").read_text()
 
 
-CLUSTER = """\
-name: two
-source: assumed
-nodes: 1
-workers_per_node: 2
-device: cpu
-device_memory_bytes: 8000000000
-hardware:
-  source: assumed
-  device: core
-  node_link: {kind: shared_memory, gb_per_second: 5, source: assumed}
-  price: {dollars_per_device_hour: 3.6, source: assumed}
-  rates:
-    - {model: SmallCNN, image_size: 8, precision: float32, micro_batch_size: 32, devices: 1, samples_per_second: 1000, basis: published, source: assumed}
-"""  # noqa: E501
-
-
-def test_a_cluster_gives_time_and_cost_of_every_batch(measured):
-    cluster = measured.file.with_name("two.yaml")
-    cluster.write_text(CLUSTER)
+def test_a_cluster_gives_time_and_cost_of_every_batch(measured, write_cluster):
+    rate = {"model": "SmallCNN", "micro_batch_size": 32, "samples_per_second": 1000}
+    price = {"dollars_per_device_hour": 3.6, "source": "assumed"}
+    cluster = write_cluster(measured.file.with_name("two.yaml"), rate, price=price)
     rows = json.loads(measured.run("--json", "--cluster", cluster, name=measured.out).stdout)["points"]["recipe"]
     assert [row["devices"] for row in rows] == [2] * len(rows)
     for row in rows:

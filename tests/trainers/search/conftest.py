@@ -12,12 +12,19 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
+from recipes.reading.open import open_recipe
 from recipes.schema import Budget, Search
-from recipes.search_space.open_search import open_search
+from recipes.search_space.open_search import OpenedSearch, open_search
 from recipes.search_space.ranges import Float
-from trainers.launch.vocabulary import search_vocabulary
+from trainers.launch.vocabulary import search_vocabulary, vocabulary
+from trainers.runs.progress import Screen
+from trainers.runs.run_folder import METRICS
 from trainers.search.folder import opened_storage
+from trainers.search.outcome import SearchRequest
 from trainers.search.samplers import RandomSampler
+from trainers.search.status import Display
+from trainers.search.study import new_study
+from trainers.search.supervisor import Supervisor
 
 HEAD = """\
 kilobatch: 1
@@ -155,6 +162,39 @@ def made():
     space = {"learning_rate.reference": Float(low=0.01, high=1.0)}
     own = {"name": "mine", "recipe": "digits/baseline", "space": space, "sampler": RandomSampler()}
     return lambda **keys: Search(**{**own, "budget": Budget(trials=4), **keys})
+
+
+@pytest.fixture(scope="session")
+def opened_as():
+    """`opened_as(search)`: a search of `made` as it would be opened."""
+    base = open_recipe("digits/baseline", vocabulary=vocabulary())
+    own = {"base": base, "tree": {}, "enqueued": (), "valid_point": {}, "path": Path("mine.yaml"), "options": {}}
+    return lambda search: OpenedSearch(search=search, **own)
+
+
+@pytest.fixture
+def supervised(tmp_path):
+    """`supervised(opened)`: its supervisor, without ranks; by default with an empty study in `tmp_path`.
+
+    Further keys are of the command line.
+    """
+
+    def supervised(opened, study=None, folder=tmp_path, **options):
+        display = Display(opened, study or new_study(opened.search), folder, Screen(), groups=1)
+        return Supervisor(opened, SearchRequest(search="mine.yaml", **options), display, [], code={})
+
+    return supervised
+
+
+@pytest.fixture(scope="session")
+def write_metrics():
+    """`write_metrics(folder, *lines)`: the metrics of a run, in a folder that is made if there is none."""
+
+    def write(folder, *lines):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / METRICS).write_text("".join(json.dumps({"time_ms": 0, **line}) + "\n" for line in lines))
+
+    return write
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ def started(tmp_path):
 
 def test_only_ends_of_runs_are_results(started):
     group, results = started()
-    write_message(results, {"joined": ["b", "c"], "gpus": ["0", "1"]})
+    write_message(results, {"joined": ["b (GPU 0)", "c (GPU 1)"]})
     write_message(results, {"how": "success"})
     assert group.ended(group.log) == RunEnd(how="success")
     assert group.name == "group 0 on b (GPU 0), c (GPU 1)"

@@ -77,9 +77,9 @@ WAY = [
         ("updates_to", 1.0, 30, 0.1),  # never: the whole run, and a tenth is lacking
     ],
 )
-def test_a_target_is_reached_at_the_first_evaluation_that_has_it(metric, target, taken, lacking):
-    objective = Objective(metric=metric, target=target)
-    assert goal_of(WAY, objective, ranks=2) == (taken, pytest.approx(lacking))
+def test_a_target_is_reached_at_the_first_evaluation_that_has_it(search, metric, target, taken, lacking):
+    own = replace(search(), objective=Objective(metric=metric, target=target), ranks_per_trial=2)
+    assert goal_of(WAY, own) == (taken, pytest.approx(lacking))
 
 
 def test_a_trial_that_misses_its_target_breaks_a_constraint_by_what_it_lacks(search):

@@ -16,9 +16,9 @@ from rich.console import Console
 from recipes.schema import Objective
 from recipes.search_space.ranges import Categorical, Float, Int
 from trainers.search.page import search_charts, write_search_page
-from trainers.search.results import Confirmed
+from trainers.search.results import Confirmed, row_of
 from trainers.search.status import Display
-from trainers.search.study import best_trials
+from trainers.search.study import begun, best_trials
 
 RATE = Float(low=0.01, high=1.0, log=True)
 MARKED = "<b>x</b>"
@@ -60,27 +60,33 @@ def search(made):
 
 
 @pytest.fixture
-def page(tmp_path):
+def page(tmp_path, opened_as):
     """`page(study, search, **how)`: the text of the page."""
 
     def page(study, search, **how):
-        write_search_page(tmp_path, study, search, epochs=20, **how)
+        rows = [row_of(trial, search) for trial in begun(study)]
+        write_search_page(tmp_path, study, opened_as(search), rows, **how)
         return (tmp_path / "report.html").read_text()
 
     return page
 
 
-def charts_of(study, search):
-    """Title -> chart, and the places of all points."""
-    data = search_charts(study, search, epochs=20, best=best_trials(study))
-    return {chart["title"]: chart for chart in data["charts"]}, data["points"]
+@pytest.fixture(scope="module")
+def charts_of(opened_as):
+    """`charts_of(study, search)`: title -> chart, and the places of all points."""
+
+    def charts_of(study, search):
+        data = search_charts(study, opened_as(search), best=best_trials(study))
+        return {chart["title"]: chart for chart in data["charts"]}, data["points"]
+
+    return charts_of
 
 
 def by_label(chart):
     return {curve["label"]: curve for curve in chart["curves"]}
 
 
-def test_every_trial_has_a_row_and_a_curve_and_words_are_escaped(study, page, search):
+def test_every_trial_has_a_row_and_a_curve_and_words_are_escaped(study, page, search, charts_of):
     text = page(study, search)
     assert MARKED not in text
     assert "the loss &lt;is&gt; not finite" in text
@@ -97,7 +103,7 @@ def test_every_trial_has_a_row_and_a_curve_and_words_are_escaped(study, page, se
         "trial 0": "best", "trial 1": "pruned", "trial 3": "infeasible"}  # fmt: skip
 
 
-def test_curves_lie_over_the_part_of_their_run_and_over_its_own_epochs(study, search):
+def test_curves_lie_over_the_part_of_their_run_and_over_its_own_epochs(study, search, charts_of):
     search = replace(search, space={**SPACE, "epochs": Int(low=2, high=40)}, reports=4)
     kinds = {"epochs": IntDistribution(2, 40)}
     study.add_trial(create_trial(value=0.5, params={"epochs": 8}, distributions=kinds, intermediate_values={1: 0.5}))
@@ -109,7 +115,7 @@ def test_curves_lie_over_the_part_of_their_run_and_over_its_own_epochs(study, se
     assert charts_of(study, search)[1]["way 5"] == {"part of the run": [1 / 32], "epochs": [0.25]}
 
 
-def test_trials_are_shown_when_they_ended(search):
+def test_trials_are_shown_when_they_ended(search, charts_of):
     """Over time and device-hours they stand in the order of their ends; over `trial` by their numbers."""
     study = optuna.create_study(direction="maximize")
     for number, end in enumerate((50, 30, 40)):
@@ -123,7 +129,7 @@ def test_trials_are_shown_when_they_ended(search):
     assert points["device-hours"] == pytest.approx([2 * 61 / 3600, 4 * 61 / 3600, 6 * 61 / 3600], rel=1e-5)
 
 
-def test_the_best_so_far_keeps_the_constraints_and_slices_have_the_axis_of_their_range(study, search):
+def test_the_best_so_far_keeps_the_constraints_and_slices_have_the_axis_of_their_range(study, search, charts_of):
     """An infeasible one (0.95) is never the best."""
     made, points = charts_of(study, search)
     history, rate, word = (made[f"accuracy (%){by}"] for by in ("", " by rate", " by word"))
@@ -139,7 +145,9 @@ def test_the_best_so_far_keeps_the_constraints_and_slices_have_the_axis_of_their
 
 
 @pytest.mark.parametrize(("direction", "worst", "edge"), [("maximize", 0.0, "bottom"), ("minimize", math.inf, "top")])
-def test_a_diverged_trial_is_at_the_bad_edge_scales_no_axis_and_is_in_the_table(direction, worst, edge, page, search):
+def test_a_diverged_trial_is_at_the_bad_edge_scales_no_axis_and_is_in_the_table(
+    direction, worst, edge, page, search, charts_of
+):
     metric = {"maximize": "accuracy", "minimize": "loss"}[direction]
     search = replace(search, objective=(Objective(metric=metric),))
     study = optuna.create_study(direction=direction)
@@ -160,7 +168,7 @@ def test_a_diverged_trial_is_at_the_bad_edge_scales_no_axis_and_is_in_the_table(
     assert {curve["names"] for curve in made[f"{title} and values"]["curves"]} == {f"trial {at}" for at in range(3)}
 
 
-def test_parallel_coordinates_lead_each_trial_through_its_own_values(search):
+def test_parallel_coordinates_lead_each_trial_through_its_own_values(search, charts_of):
     space = {"rate": RATE, "batch.global": Categorical(choices=(512, 64))}
     study = optuna.create_study(direction="maximize")
     kinds = {"rate": FloatDistribution(0.01, 1.0, log=True), "batch.global": CategoricalDistribution((512, 64))}
@@ -175,7 +183,9 @@ def test_parallel_coordinates_lead_each_trial_through_its_own_values(search):
     assert [name for name, line in lines.items() if line["group"] == "best fifth"] == ["trial 3"]
 
 
-def test_a_page_refreshes_while_the_search_runs_and_takes_a_small_share_of_time(page, tmp_path, monkeypatch, search):
+def test_a_page_refreshes_while_the_search_runs_and_takes_a_small_share_of_time(
+    page, tmp_path, monkeypatch, search, charts_of, opened_as
+):
     study = optuna.create_study()
     text = page(study, search)  # before there is a score
     assert "No trial is complete." in text
@@ -185,7 +195,7 @@ def test_a_page_refreshes_while_the_search_runs_and_takes_a_small_share_of_time(
     text = page(study, search, live=5)
     assert '<noscript><meta http-equiv="refresh" content="5"></noscript>' in text
     assert 'data-live="5"' in text
-    shown = Display(search, study, tmp_path, Console(file=io.StringIO()), groups=1, epochs=20)
+    shown = Display(opened_as(search), study, tmp_path, Console(file=io.StringIO()), groups=1)
     began = time.monotonic()
     shown.show()
     took = time.monotonic() - began
@@ -209,7 +219,7 @@ def test_confirmed_trials_stand_above_the_trials_and_decide_the_best(study, page
     assert text.index("trial 0: 85.00&nbsp;% (95&nbsp;%: 81.00&nbsp;% to 89.00&nbsp;%)") < text.index("<h2>Trials</h2>")
 
 
-def test_device_hours_against_accuracy_are_not_in_percent(search):
+def test_device_hours_against_accuracy_are_not_in_percent(search, charts_of):
     study = optuna.create_study(directions=["minimize", "maximize"])
     study.add_trial(trial(TrialState.COMPLETE, [300.0, 0.9], 0.1, "a"))
     made, _ = charts_of(study, replace(search, objective=BOTH[::-1]))
@@ -236,7 +246,7 @@ def test_trials_with_equal_scores_have_equal_importances_and_no_warning(page, se
     assert page(study, search).count('<progress value="0.500">') == 2
 
 
-def test_several_objectives_have_a_front_and_a_table_of_it(page, search):
+def test_several_objectives_have_a_front_and_a_table_of_it(page, search, charts_of):
     study = optuna.create_study(directions=["maximize", "minimize"])
     both = replace(search, objective=BOTH)
     for values in ([0.9, 3.0], [0.8, 1.0], [0.7, 2.0]):

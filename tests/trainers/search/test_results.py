@@ -1,6 +1,5 @@
 """The recipes that a search leaves, and the best trials once more: intervals by hand."""
 
-import json
 import math
 import sys
 from dataclasses import replace
@@ -14,7 +13,15 @@ from recipes.schema import Confirm, Objective
 from recipes.search_space.open_search import open_search
 from recipes.search_space.ranges import Categorical
 from trainers.launch.vocabulary import search_vocabulary, vocabulary
-from trainers.search.results import Confirmed, confirmed_in, confirmed_text, name_of_best, to_confirm, write_best
+from trainers.search.results import (
+    Confirmed,
+    confirm_folder,
+    confirmed_in,
+    confirmed_text,
+    name_of_best,
+    to_confirm,
+    write_best,
+)
 from trainers.search.study import new_study, next_trial
 
 TEXT = """\
@@ -77,25 +84,25 @@ def study_of(search, values=(0.5,) * 11 + (0.9, 0.99)):
     return study
 
 
-def write(folder, number, seed, accuracy, ending="success", cause="NotFinite"):
-    run = folder / "confirm" / f"trial-{number:04d}" / f"seed-{seed}"
-    run.mkdir(parents=True)
-    pairs = [("train_loss", 1.0), ("eval_accuracy", accuracy), ("run_stop", ending)]
-    pairs = [pair for pair in pairs if pair[1] is not None]
-    at = {"time_ms": 0, "cause": cause}
-    lines = [json.dumps({"key": key, "value": value, **at}) + "\n" for key, value in pairs]
-    (run / "metrics.jsonl").write_text("".join(lines))
+@pytest.fixture
+def write(tmp_path, write_metrics):
+    def write(number, seed, accuracy, ending="success", cause="NotFinite"):
+        pairs = [("train_loss", 1.0), ("eval_accuracy", accuracy), ("run_stop", ending)]
+        lines = ({"key": key, "value": value, "cause": cause} for key, value in pairs if value is not None)
+        write_metrics(confirm_folder(tmp_path, number) / f"seed-{seed}", *lines)
+
+    return write
 
 
-def test_the_best_mean_wins_with_its_interval(tmp_path, made):
+def test_the_best_mean_wins_with_its_interval(tmp_path, made, write):
     """Student's 0.975 quantile for 2 degrees of freedom is 4.303; the deviation of 0.8, 0.9, 1.0 is 0.1."""
     for seed, value in enumerate((0.8, 0.9, 1.0)):
-        write(tmp_path, 3, seed, value)
-        write(tmp_path, 11, seed, 0.95)
-        write(tmp_path, 2, seed, 0.9 if seed else None, "success" if seed else "failed")  # it diverged: the worst
+        write(3, seed, value)
+        write(11, seed, 0.95)
+        write(2, seed, 0.9 if seed else None, "success" if seed else "failed")  # it diverged: the worst
         faults = {"ending": "failed", "cause": "TooManyBadImages"}  # the machine's
-        write(tmp_path, 8, seed, 0.99, **(faults if seed == 2 else {}))
-        write(tmp_path, 5, seed, 0.99, **(faults if seed else {}))
+        write(8, seed, 0.99, **(faults if seed == 2 else {}))
+        write(5, seed, 0.99, **(faults if seed else {}))
     search = made(confirm=Confirm(top=3, seeds=3))
     study = study_of(search, [0.9 if number in (2, 3, 11) else 0.5 for number in range(13)])
     (first, second, third), runs = confirmed_in(tmp_path, search, study)
@@ -109,8 +116,8 @@ def test_the_best_mean_wins_with_its_interval(tmp_path, made):
     top = made(confirm=Confirm(top=1, seeds=2))  # since then another trial has become the best
     assert confirmed_in(tmp_path, top, study_of(top)) == ([], (0, 2))
     # By as many runs as all trials have: 2 of 8, 3 of 3 and 11, without one of an earlier session for more seeds.
-    write(tmp_path, 3, 3, 0.99)
-    write(tmp_path, 11, 3, 0.99, "stopped")
+    write(3, 3, 0.99)
+    write(11, 3, 0.99, "stopped")
     for seeds, ended in ((3, 8), (4, 9)):
         search = made(confirm=Confirm(top=3, seeds=seeds))
         found, runs = confirmed_in(tmp_path, search, study_of(search, [0.5] * 3 + [0.9] + [0.5] * 4 + [0.9, 0, 0, 0.9]))
@@ -133,16 +140,16 @@ def test_trials_with_equal_values_are_confirmed_once(made):
     assert [trial.number for trial in to_confirm(search, study)] == [2, 1]
 
 
-def test_a_trial_of_which_a_fresh_seed_misses_the_target_comes_after_one_that_always_reaches_it(tmp_path, made):
+def test_a_trial_of_which_a_fresh_seed_misses_the_target_comes_after_one_that_always_reaches_it(
+    tmp_path, made, write_metrics
+):
     """The run that misses it has fewer updates, since it is shorter."""
     search = made(objective=Objective(metric="updates_to", target=0.7), confirm=Confirm(top=2, seeds=2))
     for number, pairs in {0: ((22, 0.8), (43, 0.7)), 1: ((20, 0.75), (36, 0.667))}.items():
         for seed, (update, accuracy) in enumerate(pairs):
-            run = tmp_path / "confirm" / f"trial-{number:04d}" / f"seed-{seed}"
-            run.mkdir(parents=True)
-            lines = [{"key": "eval_accuracy", "value": accuracy, "update": update, "epoch": 1.0}]
-            lines = [{**line, "time_ms": 0} for line in (*lines, {"key": "run_stop", "value": "success"})]
-            (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+            last = {"key": "eval_accuracy", "value": accuracy, "update": update, "epoch": 1.0}
+            run = confirm_folder(tmp_path, number) / f"seed-{seed}"
+            write_metrics(run, last, {"key": "run_stop", "value": "success"})
     (first, second), _ = confirmed_in(tmp_path, search, study_of(search, (30.0, 25.0)))
     assert (first.trial, first.mean, second.trial, second.mean) == (0, 32.5, 1, float("inf"))
     assert confirmed_text(search, second) == "trial 1: 1 of 2 fresh seeds reached the target, in 20 updates"

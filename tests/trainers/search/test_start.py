@@ -52,26 +52,10 @@ def test_a_dry_run_prints_on_one_rank_the_space_the_first_trial_and_what_it_take
     ]
 
 
-CLUSTER = """\
-name: two
-source: assumed
-nodes: 1
-workers_per_node: 2
-device: cpu
-device_memory_bytes: 8000000000
-hardware:
-  source: assumed
-  device: core
-  node_link: {kind: shared_memory, gb_per_second: 5, source: assumed}
-  rates:
-    - {model: SmallResNet, image_size: 8, precision: float32, micro_batch_size: 256, devices: 1,
-       samples_per_second: 460.8, scored_per_second: 1e9, basis: published, source: assumed}
-"""
-
-
-def test_on_a_cluster_with_rates_a_dry_run_has_the_time_of_the_plan(open_text, capsys):
+def test_on_a_cluster_with_rates_a_dry_run_has_the_time_of_the_plan(open_text, write_cluster, capsys):
     open_text("budget: {trials: 5}\nfixed: {epochs: 3, learning_rate.warmup.epochs: 1}\n" + SPACE)
-    Path("two.yaml").write_text(CLUSTER)
+    rate = {"model": "SmallResNet", "micro_batch_size": 256, "samples_per_second": 460.8, "scored_per_second": 1e9}
+    write_cluster(Path("two.yaml"), rate)
     assert search(SearchRequest(search="mine.yaml", workers=2, dry_run=True, cluster="two.yaml")) == 0
     said = "2 trials side by side, 1 rank each; time: 45.0 s, with 15.0 s a run on two\n"  # with 5 s to start
     assert capsys.readouterr().out.endswith(said)
@@ -104,12 +88,12 @@ def test_a_dry_run_warns_of_values_of_its_recipe_that_may_have_to_follow(tmp_pat
         assert [line.split()[2] for line in lines] == names[number:]
 
 
-def test_a_search_of_which_no_trial_reached_its_target_says_so_and_prints_no_error(open_text, tmp_path, capsys):
+def test_a_search_of_which_no_trial_reached_its_target_says_so_and_prints_no_error(open_text, supervised, capsys):
     text = "objective: {metric: updates_to, target: 0.9}\nbudget: {trials: 1}\n"
     opened = open_text(text + SPACE)
     study = new_study(opened.search)
     study.add_trial(create_trial(state=TrialState.PRUNED))
-    assert _search_study(opened, study, SearchRequest(search="mine.yaml"), tmp_path, [], code={}) == 3
+    assert _search_study(supervised(opened, study)) == 3
     written = capsys.readouterr()
     assert written.err == ""
     assert "no trial reached the target" in written.out
@@ -118,7 +102,7 @@ def test_a_search_of_which_no_trial_reached_its_target_says_so_and_prints_no_err
     assert "1 trial at a time, 1 rank each; time: not planned: " in capsys.readouterr().out
 
 
-def test_the_command_that_trains_the_best_recipe_has_the_options_of_the_search(open_text, tmp_path, capsys):
+def test_the_command_that_trains_the_best_recipe_has_the_options_of_the_search(open_text, supervised, capsys):
     opened = open_text(f"objective: {{metric: accuracy}}\nbudget: {{trials: 1}}\n{SPACE}")
     study = new_study(opened.search)
     space = {"learning_rate.reference": FloatDistribution(0.01, 0.5)}
@@ -126,7 +110,7 @@ def test_the_command_that_trains_the_best_recipe_has_the_options_of_the_search(o
     given = {"data": Path("my data"), "cluster": "laptop", "device": "cpu", "allow_code": True}
     options = ".yaml --data 'my data' --cluster laptop --device cpu --allow-code"
     for own, end in (({}, ".yaml"), (given, options)):
-        _search_study(opened, study, SearchRequest(search="mine.yaml", **own), tmp_path, [], code={})
+        _search_study(supervised(opened, study, **own))
         (line,) = (line for line in capsys.readouterr().out.splitlines() if "to train it: kilobatch train" in line)
         assert line.endswith(end)
 
@@ -181,7 +165,7 @@ def test_a_dry_run_refuses_what_names_no_storage():
 def test_a_search_goes_on_without_its_prior_once_all_that_is_drawn_from_it_is_enqueued(
     open_text, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(start, "_search_study", lambda opened, study, *others, code: len(study.trials))
+    monkeypatch.setattr(start, "_search_study", lambda supervisor: len(supervisor.study.trials))
     (tmp_path / "known.yaml").write_text("kilobatch: 1\nextends: digits/batch_256\n")
     request = SearchRequest(search="mine.yaml", out=tmp_path / "out")
 
@@ -199,8 +183,8 @@ def test_a_search_goes_on_without_its_prior_once_all_that_is_drawn_from_it_is_en
 
 
 def test_device_hours_that_an_older_version_measured_are_warned_of(open_text, monkeypatch, tmp_path, capsys):
-    def one_more(opened, study, *others, code):
-        study.tell(next_trial(study, opened.search), 0.5)
+    def one_more(supervisor):
+        supervisor.study.tell(next_trial(supervisor.study, supervisor.search), 0.5)
 
     monkeypatch.setattr(start, "_search_study", one_more)
     request, record = SearchRequest(search="mine.yaml", out=tmp_path / "out"), tmp_path / "out" / "search.yaml"
@@ -218,7 +202,7 @@ def test_device_hours_that_an_older_version_measured_are_warned_of(open_text, mo
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_search_that_goes_on_is_not_checked_as_a_new_one(open_text, monkeypatch, tmp_path, resume):
-    monkeypatch.setattr(start, "_search_study", lambda *others, **how: 0)
+    monkeypatch.setattr(start, "_search_study", lambda supervisor: 0)
     open_text(f"budget: {{trials: 1}}\n{SPACE}")
     request = SearchRequest(search="mine.yaml", out=tmp_path / "out")
     search(request)

@@ -29,14 +29,14 @@ SPACE = {
 
 
 @pytest.fixture
-def display(tmp_path, made):
+def display(tmp_path, made, opened_as):
     """`display(*objectives)`: that of a search for them, by default for the accuracy, on two groups of two ranks."""
 
     def display(*objectives):
         budget = Budget(trials=4, device_hours=1.0)
         search = made(space=SPACE, budget=budget, ranks_per_trial=2, objective=objectives or Objective())
         console = Console(width=150, force_terminal=True, color_system=None)
-        return Display(search, new_study(search), tmp_path, console, groups=2, epochs=20)
+        return Display(opened_as(search), new_study(search), tmp_path, console, groups=2)
 
     return display
 
@@ -211,7 +211,7 @@ def test_the_status_is_json_and_has_the_end_of_the_log_and_what_was_confirmed(di
     assert "confirmed: trial 0: as older versions wrote it" in status(tmp_path)
 
 
-def test_the_best_is_that_by_fresh_seeds_once_all_their_runs_have_ended(display, tmp_path):
+def test_the_best_is_that_by_fresh_seeds_once_all_their_runs_have_ended(display, write_metrics, tmp_path):
     """Until then the runs that confirm have lines of their own."""
     shown = display()
     shown.search = replace(shown.search, confirm=Confirm(top=2, seeds=2))
@@ -220,9 +220,7 @@ def test_the_best_is_that_by_fresh_seeds_once_all_their_runs_have_ended(display,
 
     def confirm(number, seed, accuracy):
         run = confirm_folder(tmp_path, number) / f"seed-{seed}"
-        run.mkdir(parents=True)
-        lines = [{"key": "eval_accuracy", "value": accuracy}, {"key": "run_stop", "value": "success"}]
-        (run / "metrics.jsonl").write_text("".join(json.dumps({**line, "time_ms": 0}) + "\n" for line in lines))
+        write_metrics(run, {"key": "eval_accuracy", "value": accuracy}, {"key": "run_stop", "value": "success"})
         shown.find_best()
 
     with shown:
