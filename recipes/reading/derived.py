@@ -1,7 +1,7 @@
 """Values that a rule filled in when this program wrote the file of a recipe: of a run, a pack or a search's best trial.
 
 They follow what they came from: where a file that extends this one, or an option, changes that and does not give them,
-they count as left out, and the rule fills them in anew. A position that was written as 0.5run or 500up is that again.
+they count as left out, and the rule fills them in anew. A position that was written as 0.5run or 500up is read as that.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from typing import Any
 from recipes.errors import RecipeError
 from recipes.reading.registry import PACKED
 from recipes.reading.yaml import Node, Origin, flow_text, parse_yaml
-from recipes.schema.positions import counted_by
 
 _Keys = tuple[str | int, ...]
-_POSITION = re.compile(r"(?:.*, )?(?P<rule>(?P<position>[0-9.]\S*) = (?P<value>\S+))")
+_POSITION = re.compile(r", ((?P<position>[0-9.]\S*) = (?P<value>\S+))$")
 
 UNSURE = "unsure"  # in place of a rule: the file does not say whether one filled the value in
 # Last key of a value that a rule fills in -> what the rule reads.
@@ -51,10 +50,11 @@ def with_rules(root: Node, path: Path, data: bytes) -> Node:
         if beside is not None:
             text = str(beside.get(".".join(map(str, keys)), ""))
         else:
-            found = _COMMENT.search(lines[node.origin.line - 1].rstrip())
+            line = lines[node.origin.line - 1].rstrip()
+            found = _POSITION.search(line) or _COMMENT.search(line)
             text = found[1] if found else ""
-        if position := _POSITION.fullmatch(text):
-            return position["rule"] if position["value"] == flow_text(node.value) else ""
+        if position := _POSITION.search(f", {text}"):
+            return position[1] if position["value"] == flow_text(node.value) else ""
         if keys[-1] not in _SOURCES or (keys[-1] == "epochs" and "schedule" not in keys and keys[0] != "schedules"):
             return ""
         if text.startswith("rule: "):
@@ -67,11 +67,7 @@ def with_rules(root: Node, path: Path, data: bytes) -> Node:
 
 def outdated(origins: Mapping[_Keys, Origin]) -> list[_Keys]:
     """The values that a rule filled in, where a later layer than theirs has changed what it reads."""
-    ruled = [keys for keys, origin in origins.items() if origin.rule]
-    found = [keys for keys in ruled if _is_outdated(keys, origins)]
-    if ("epochs",) in found:  # of so many updates: what is a part of the run follows it
-        found += [keys for keys in ruled if keys not in found and ("epochs",) in _sources(keys, origins)]
-    return found
+    return [keys for keys, origin in origins.items() if origin.rule and _is_outdated(keys, origins)]
 
 
 def position_rule(text: str, value: float) -> str:
@@ -81,7 +77,7 @@ def position_rule(text: str, value: float) -> str:
 
 def position_of(rule: str) -> str:
     """The position as it was written, of what is recorded; empty for another rule."""
-    found = _POSITION.fullmatch(rule)
+    found = _POSITION.search(f", {rule}")
     return found["position"] if found else ""
 
 
@@ -96,17 +92,14 @@ def unsure(tree: Mapping[str, Any], origins: Mapping[_Keys, Origin]) -> Iterator
 
 
 def _is_outdated(keys: _Keys, origins: Mapping[_Keys, Origin]) -> bool:
-    """Whether anything that the rule reads is of another file or of an option, or was removed by one."""
-    for source in _sources(keys, origins):
-        files = {origin.file for inner, origin in origins.items() if inner[: len(source)] == source}
-        if files != {origins[keys].file}:
+    """Whether anything that the rule reads is of another file or of an option, was removed by one, or is a position."""
+    if position_of(origins[keys].rule):
+        return False
+    for source in _SOURCES[keys[-1]]:
+        read = [origin for inner, origin in origins.items() if inner[: len(source)] == source]
+        if {origin.file for origin in read} != {origins[keys].file} or any(position_of(it.rule) for it in read):
             return True
     return False
-
-
-def _sources(keys: _Keys, origins: Mapping[_Keys, Origin]) -> tuple[_Keys, ...]:
-    position = position_of(origins[keys].rule)
-    return (counted_by(position) or (),) if position else _SOURCES[keys[-1]]
 
 
 def _recorded_beside(path: Path) -> Mapping[str, Any] | None:

@@ -42,6 +42,7 @@ def load_tree(
     overrides: Sequence[str | None] = (),
     overrides_from: str = "command line",
     kind: str | None = "recipe",
+    counted_anew: bool = True,
 ) -> tuple[dict[str, object], Origins]:
     """The merged tree of a recipe, a data set or a cluster.
 
@@ -52,6 +53,8 @@ def load_tree(
         overrides_from: who gave the overrides, for the origins.
         kind: what the file must be: recipe, search, frontier, data set or cluster; None for any other file. The first
             three must say `kilobatch: 1`, or a later version up to `VERSION`.
+        counted_anew: read a position of a file that this program wrote as it was written at first, such as 0.5run; else
+            as the number of epochs that it was.
     Returns:
         Plain dicts, lists and scalars, and the origin of every value in them by its path of keys and indices; the empty
         path stands for the file itself. Values that a rule filled in are left out where they are to be derived anew.
@@ -68,13 +71,13 @@ def load_tree(
     tree = _flatten(root, (), origins)
     assert isinstance(tree, dict)
     for keys in outdated(origins):
-        around, rule = reduce(getitem, keys[:-1], tree), origins[keys].rule
-        if position := position_of(rule):
-            around[keys[-1]] = position
-            origins[keys] = replace(origins[keys], rule="")
-        elif rule != UNSURE:
-            del around[keys[-1]]
+        if origins[keys].rule != UNSURE:
+            del reduce(getitem, keys[:-1], tree)[keys[-1]]
             del origins[keys]
+    for keys, origin in origins.items() if counted_anew else ():
+        if position := position_of(origin.rule):
+            reduce(getitem, keys[:-1], tree)[keys[-1]] = position
+            origins[keys] = replace(origin, rule="")
     return tree, origins
 
 

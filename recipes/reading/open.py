@@ -107,11 +107,12 @@ def open_recipe(
         RecipeError: with all problems of the recipe, of what it extends, or of its data set.
     """
     path = find_or_refuse("recipes", str(name_or_path))
-    tree, origins = load_tree(path, overrides=overrides, overrides_from=overrides_from)
+    of_run = path.name == PACKED and (path.parent / _RUN).is_file() if of_run is None else of_run
+    how = {"overrides": overrides, "overrides_from": overrides_from, "counted_anew": not of_run}
+    tree, origins = load_tree(path, **how)
     folders = _code_folders(path, copies_in)
     if allow_code:
         _add_to_python_path(folders)
-    of_run = path.name == PACKED and (path.parent / _RUN).is_file() if of_run is None else of_run
     how = {"allow_code": allow_code, "of_run": of_run, "copies_in": tuple(copies_in)}
     reading = Reading(origins=origins, vocabulary=vocabulary, **how)
 

@@ -207,11 +207,9 @@ class TimeReading:
 
     def _note_origins(self, path: Path, origins: list[tuple[int, bool]]) -> None:
         """The origins of steps whose place is not that of the file, because a straight line stands for several."""
-        read = dict(self.reading.notes)
         for number, (index, is_line) in enumerate(origins):
             for key in ("from", "size"):
-                at = (*path, index, key)
-                written = read.get(at) or self.reading.origins.get(at)
+                written = self.reading.origins.get((*path, index, key))
                 text = f"rule: the straight line of {dotted((*path, index))}" if is_line else str(written)
                 self.reading.notes[(*path, number, key)] = text
 

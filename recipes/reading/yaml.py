@@ -70,6 +70,12 @@ class Node:
     value: object
     origin: Origin
 
+    def plain(self) -> Any:
+        """The value without origins: dicts, lists and scalars."""
+        if isinstance(self.value, dict):
+            return {key: inner.plain() for key, inner in self.value.items()}
+        return [inner.plain() for inner in self.value] if isinstance(self.value, list) else self.value
+
 
 def parse_yaml(data: bytes, *, file: str, line: int = 1, column: int = 1, path: str = "") -> Node:
     """The one document of a YAML text.

@@ -133,14 +133,16 @@ def _in_epochs(
     return float(Fraction(count, num_train))
 
 
-def counted_by(text: str) -> tuple[str, str] | tuple[str] | None:
-    """The path of the value that a position is counted by, beside the data set; None if there is none.
+def counted_by(text: str) -> tuple[str, ...] | None:
+    """The path of the value that a position is counted by; None for epochs.
 
-    >>> counted_by("0.5run"), counted_by("500up"), counted_by("30ep")
-    (('epochs',), ('batch', 'global'), None)
+    >>> counted_by("0.5run"), counted_by("500up"), counted_by("1.5Msp"), counted_by("30ep")
+    (('epochs',), ('batch', 'global'), ('dataset',), None)
     """
     match = _WORD.fullmatch(text)
-    return {"run": ("epochs",), "up": ("batch", "global")}.get(match["unit"]) if match else None
+    if match is None or match["unit"] == "ep":
+        return None
+    return {"run": ("epochs",), "up": ("batch", "global")}.get(match["unit"], ("dataset",))
 
 
 def written_in_updates(tree: object, path: str = "") -> Iterator[tuple[str, str]]:

@@ -143,7 +143,7 @@ class Run:
             data: folder of the data set's files, if they have moved since the run, or of others with the same classes.
             predictions: a .csv that is written: what the model says of each sample.
             metrics: beside those of the recipe, such as `["MacroF1", "{kind: TopAccuracy, k: 3}"]`.
-            allow_code: as of `train`; True for a run that `train` gave with it.
+            allow_code: as of `train`, whose messages call it --allow-code; True for a run that `train` gave with it.
             device: cpu, gpu or auto; None: cpu.
         Raises:
             InputRefused: there is no such checkpoint, split or device, or the data are not there.

@@ -60,11 +60,14 @@ class Arrays:
         require_split(split, self)
         place = self._place(root)
         name, images, labels = _load(place, getattr(self, split))
+        if images.shape[:1] == (0,):
+            raise ValueError(f"{name('images')}: holds no samples")
         if images.dtype != np.uint8 or images.ndim not in (3, 4) or 0 in images.shape:
             what, form = f"{images.dtype} of shape {images.shape}", "(samples, height, width, channels)"
             raise ValueError(f"{name('images')}: {what}; images are uint8, {form}: convert them")
         if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or labels.min() < 0:
             what = f"{labels.dtype} of shape {labels.shape}"
+            what += f", down to {labels.min()}" if labels.size and labels.min() < 0 else ""
             raise ValueError(f"{name('labels')}: {what}; labels are {len(images):,} whole numbers from 0")
         return ArraySamples(
             images_NHWC=images.reshape(*images.shape[:3], -1),

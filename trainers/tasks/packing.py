@@ -62,7 +62,10 @@ def pack(
     else:
         if is_of_pack(opened.path):
             what = f"{names[0]}: is a pack already, and its runs and weights would be left out"
-            raise InputRefused(f"{what}; copy its file, or pack a recipe that extends it")
+            way_out = (
+                "copy its file" if names[0].endswith(SUFFIX) else "pull its file, or pack a recipe that extends it"
+            )
+            raise InputRefused(f"{what}; {way_out}")
         require_code_of_packs(opened)
         if missing := missing_modules(opened):
             what = f"{shown(opened.path)}: names code that is not here: {', '.join(missing)}"

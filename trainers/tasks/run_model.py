@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from trainers.runs.checkpoint import load_into, read_checkpoint, refuse_foreign
 from trainers.runs.errors import RankFailed, print_warnings
 from trainers.runs.run_folder import CHECKPOINTS, RECIPE, require_run
 from trainers.tasks.score_run import checkpoint_called, decode_as_in
+from trainers.tasks.scored_data import scored_data
 
 if TYPE_CHECKING:
     import chainer
@@ -40,6 +42,7 @@ def model_of_run(
     """
     require_run(folder)
     opened = _opened(folder, data, allow_code)
+    print_warnings(code_unlike_its_run(opened))
     path = checkpoint_called(checkpoint, folder / CHECKPOINTS)
     content = read_checkpoint(path).scored()
 
@@ -69,15 +72,23 @@ def samples_of_run(
     """
     require_run(folder)
     opened = _opened(folder, data, allow_code)
+    scored = scored_data(opened, folder)
+    print_warnings(f"{folder} was trained with other {text}" for text in scored.unasked)
     decode_as_in(folder)
     try:
-        load = augmented_samples(opened.recipe, opened.dataset, "eval")
+        load = augmented_samples(opened.recipe, scored.dataset, "eval")
     except (LookupError, OSError, ValueError) as error:
         raise refused_data(opened.dataset, error) from error
     count = len(load.samples)
-    wanted = list(range(count) if indices is None else map(int, indices))
+    what = f"indices: write some of 0 to {count - 1}, the samples that the run is scored on"
+    if np.asarray(indices).dtype == bool:
+        raise InputRefused(f"{what}; of a mask they are numpy.flatnonzero(mask)")
+    try:
+        wanted = list(range(count) if indices is None else map(operator.index, indices))
+    except TypeError:
+        raise InputRefused(what) from None
     if not wanted or not 0 <= min(wanted) <= max(wanted) < count:
-        raise InputRefused(f"indices: write some of 0 to {count - 1}, the samples that the run is scored on")
+        raise InputRefused(what)
     several = [(0, index) for index in wanted]
     loading = Loading(load, several, key="augmentation.eval", finish=lambda images_NCHW, labels: (images_NCHW, labels))
     with LoaderWorkers(num_threads() if getattr(load.samples, "threads_pay", False) else 0) as workers:
@@ -92,5 +103,5 @@ def _opened(folder: Path, data: Path | None, allow_code: bool) -> OpenedRecipe:
     how = {"vocabulary": vocabulary(allow_code=allow_code), "allow_code": allow_code, "data_root": data}
     opened = open_recipe(folder / RECIPE, of_run=True, **how)
     refuse_folder(opened.dataset, data)
-    print_warnings([*opened.warnings, *code_unlike_its_run(opened)])
+    print_warnings(opened.warnings)
     return opened

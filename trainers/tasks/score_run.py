@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipes.errors import InputRefused, refuse_unreachable
 from recipes.reading.open import open_recipe
-from recipes.reading.yaml import flow_text
+from recipes.reading.yaml import flow_text, parse_yaml
 from recipes.reports.wording import number, percent
 from recipes.schema import Recipe
 from trainers import kernels
@@ -78,9 +78,9 @@ def score_run(
     options = {"vocabulary": vocabulary(allow_code=allow_code), "allow_code": allow_code, "data_root": data}
     opened = open_recipe(folder / RECIPE, overrides=changes, of_run=True, **options)
     if metrics:
-        both = [*map(flow_text, opened.tree["evaluation"].get("metrics", [])), *map(_with_kind, metrics)]
-        changes.append(f"evaluation.metrics=[{', '.join(both)}]")
-        opened = open_recipe(folder / RECIPE, overrides=changes, of_run=True, **options)
+        both = [*opened.tree["evaluation"].get("metrics", []), *map(_of_option, metrics)]
+        changes.append(f"evaluation.metrics={flow_text([it for at, it in enumerate(both) if it not in both[:at]])}")
+        opened = open_recipe(folder / RECIPE, overrides=changes, overrides_from="--metric", of_run=True, **options)
     print_warnings(opened.warnings)
     if split == "test" and opened.dataset.validation is not None:
         what = f"data set {opened.dataset.name} has no test split: it scores samples of its training split"
@@ -151,12 +151,14 @@ def score_run(
     }
 
 
-def _with_kind(metric: str) -> str:
+def _of_option(text: str) -> Any:
+    """A metric as `--metric` gives it.
+
+    >>> _of_option("MacroF1"), _of_option("{kind: TopAccuracy, k: 3}")
+    ({'kind': 'MacroF1'}, {'kind': 'TopAccuracy', 'k': 3})
     """
-    >>> _with_kind("MacroF1"), _with_kind("{kind: TopAccuracy, k: 3}")
-    ('{kind: MacroF1}', '{kind: TopAccuracy, k: 3}')
-    """
-    return metric if metric.lstrip().startswith("{") else f"{{kind: {metric}}}"
+    metric = parse_yaml(text.encode(), file="--metric").plain()
+    return {"kind": metric} if isinstance(metric, str) else metric
 
 
 def read_scored(folder: Path, checkpoint: str, device: str | None) -> tuple[Path, CheckpointContent, str]:
@@ -191,7 +193,7 @@ def _follow_kernels(of_run: Mapping[str, Any]) -> None:
     kernels.follow(was)
     if was in (None, kernels.in_use()):
         return
-    way_out = "; ".join(kernels.missing(was)) or f"{kernels.VARIABLE}={was} asks for them"
+    way_out = "; ".join(kernels.missing(was) or ()) or f"{kernels.VARIABLE}={was} asks for them"
     what = f"{kernels.in_use()} kernels compute, in the run {was}: the same sums, rounded otherwise"
     print_warnings([f"{what}; {way_out}"])
 
@@ -241,7 +243,8 @@ def checkpoint_called(checkpoint: str, folder: Path) -> Path:
             best = content.state["best"]
             name = best and best["checkpoint"]
         if best is None:
-            raise CheckpointError(f"{folder}: no evaluation has fallen on a checkpoint yet; use newest")
+            what = "no evaluation has fallen on a checkpoint that counts yet; one that only a stop has caused does not"
+            raise CheckpointError(f"{folder}: {what}. Use newest")
     known = sorted(path.name for path in folder.glob("update-*"))
     if name not in known:
         raise CheckpointError(f"there is no checkpoint {name} in {folder}; there are: {', '.join(known)}")

@@ -119,7 +119,9 @@ def _coupled(recipe: Recipe, function: Callable[..., Any], values: np.ndarray, t
         losses = [_loss_of(function, values[part], targets[part], part) for part in parts]
         mean = np.average(losses, weights=[*map(len, parts)])
         if abs(whole - mean) > _COUPLED * max(map(abs, (whole, *losses))):
-            what = f"couples samples: of {size} it is {whole:.4g}, and {mean:.4g} in the mean of their halves"
+            or_rounds = ", or is computed in 16 bits" if abs(whole - mean) <= 2 * _ROUNDING * abs(whole) else ""
+            what = f"couples samples{or_rounds}: of {size} it is {whole:.4g}"
+            what += f", and {mean:.4g} in the mean of their halves"
             groups = f"It is computed in each norm group of {listed(map(str, span))} samples, not over the batch"
             way_out = "return a mean over samples, with weighted classes as in `SoftmaxCrossEntropy.class_weights`"
             kept = "or write `batch.norm_span` for the samples that belong together"

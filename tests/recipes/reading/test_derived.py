@@ -146,6 +146,40 @@ def test_parts_of_a_run_of_so_many_updates_follow_its_batch(written_as, opened):
     assert points_of(changed) == [0, 7.68, 9.6, 19.2]
 
 
+def test_what_else_positions_are_counted_by_counts_too(written_as, opened):
+    """A batch that changes within the run, and samples that are held out."""
+    recipe = opened(line_6="batch: {global: [{from: 0, size: 96}, {from: 0.25run, size: 192}]}", line_7=UNITS)
+    path = written_as("run", recipe)
+    for change in ("epochs=12", "evaluation.held_out=0.2"):
+        given = {"line_6": "batch: {global: [{from: 0, size: 96}, {from: 0.25run, size: 192}]}", "line_7": UNITS}
+        again, ours = opened(change, **given), opened_from(path, change)
+        assert (points_of(ours), ours.tree["batch"]) == (points_of(again), again.tree["batch"])
+    assert points_of(open_recipe(path, vocabulary=vocabulary(), overrides=["epochs=30"], of_run=True)) == points_of(
+        recipe
+    )
+
+
+def test_a_recipe_scaled_or_ramped_from_that_of_a_run_keeps_the_epochs_of_its_updates(written_as, opened, run):
+    """As where its own file is scaled."""
+    steps = "schedule: {kind: MultiStep, boundaries: [60up, 0.5run], factor: 0.1}"
+    recipe = opened(line_7=f"learning_rate: {{reference: 0.05, per: 32, {steps}}}")
+    path = written_as("run", recipe)
+    for source, file in ((recipe.path, "a.yaml"), (path, "b.yaml")):
+        code, text = run("scale", source, "--batch", "192", "-o", file)
+        assert code == 0, text
+    boundaries = [opened_from(file).tree["learning_rate"]["schedule"]["boundaries"] for file in ("a.yaml", "b.yaml")]
+    assert boundaries == [[3.84, 10]] * 2
+
+
+def test_the_record_of_a_position_is_read_from_a_path_of_any_letters(written_as, opened, tmp_path, monkeypatch):
+    odd = tmp_path / "it's #2"
+    odd.mkdir()
+    recipe = opened(line_7=UNITS)
+    origins = {key: text.replace("mine.yaml", f"{odd}/mine.yaml") for key, text in recipe.origins.items()}
+    (odd / "best.yaml").write_text(resolved_text(recipe.tree, origins))
+    assert points_of(opened_from(odd / "best.yaml", "epochs=30")) == [0, 3.84, 15, 30]
+
+
 def test_a_position_that_was_edited_since_is_the_users_own(written_as, opened):
     path = written_as("search", opened(line_7=UNITS))
     text = path.read_text()

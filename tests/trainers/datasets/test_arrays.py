@@ -46,11 +46,11 @@ def test_grey_images_need_no_axis_of_channels(root):
     [
         ("images", IMAGES.astype(np.float32), "float32 of shape (6, 4, 3, 3); images are uint8"),
         ("images", IMAGES[0, 0], "uint8 of shape (3, 3); images are uint8"),
-        ("images", IMAGES[:0], "uint8 of shape (0, 4, 3, 3); images are"),
+        ("images", IMAGES[:0], "holds no samples"),
         ("images", IMAGES[:, :0, :0], "uint8 of shape (6, 0, 0, 3); images are"),
         ("labels", np.arange(3), "int64 of shape (3,); labels are 2 whole numbers from 0"),
         ("labels", np.array([0.0, 1.0]), "float64 of shape (2,); labels are"),
-        ("labels", np.array([0, -1]), "int64 of shape (2,); labels are"),
+        ("labels", np.array([0, -1]), "int64 of shape (2,), down to -1; labels are 2"),
     ],
 )
 def test_arrays_of_another_form_are_named(root, part, content, message):

@@ -92,9 +92,11 @@ def test_a_runs_model_on_its_samples_gives_the_score_of_evaluate(source, monkeyp
     assert (logits.array.argmax(axis=1) == labels).mean() == scored["accuracy"]
     assert loss == pytest.approx(scored["loss"], rel=1e-6)
     some, same = run.samples([3, np.int64(296)])
+    with pytest.raises(InputRefused, match=r"of a mask they are numpy.flatnonzero\(mask\)"):
+        run.samples(labels == 3)
     assert (some == images_NCHW[[3, 296]]).all()
     assert same.tolist() == labels[[3, 296]].tolist()
-    for wrong in ([297], [-1], []):
+    for wrong in ([297], [-1], [], [0.5], slice(3)):
         with pytest.raises(InputRefused, match="^indices: write some of 0 to 296"):
             run.samples(wrong)
     with pytest.raises(InputRefused, match="there is no checkpoint update-7"):

@@ -97,6 +97,9 @@ def test_the_kernels_of_the_run_score_it_and_others_are_named(run, tmp_path, mon
     monkeypatch.setenv(kernels.VARIABLE, "numpy")
     score_run(copy)
     assert "numpy kernels compute, in the run fast" in capsys.readouterr().err
+    (copy / "environment.json").write_text(json.dumps(record | {"kernels": {"operators": "chainer"}}))
+    score_run(copy)
+    assert f"rounded otherwise; {kernels.VARIABLE}=chainer asks for them" in capsys.readouterr().err
     kernels.use(before)
 
 
@@ -120,7 +123,9 @@ def test_a_finished_run_is_scored_by_metrics_that_its_recipe_lacks(run, kilobatc
     assert list(scored["metrics"]) == ["macro_f1", "top5_accuracy", "balanced_accuracy", "top1_accuracy"]
     assert scored["metrics"]["top1_accuracy"] == scored["accuracy"]
     assert scored["metrics"]["macro_f1"] == scores(run, "eval_macro_f1")[scored["checkpoint"]]
-    with pytest.raises(InputRefused, match=r"evaluation.metrics.2.kind: there is no metric called MacroF2"):
+    again = score_run(run, metrics=["MacroF1", "{kind: TopAccuracy, k: 5}"])  # which it has
+    assert list(again["metrics"]) == ["macro_f1", "top5_accuracy"]
+    with pytest.raises(InputRefused, match=r"--metric:1:\d+: evaluation.metrics.2.kind: there is no metric called Mac"):
         score_run(run, metrics=["MacroF2"])
 
 
