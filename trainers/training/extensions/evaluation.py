@@ -14,7 +14,7 @@ import chainer
 import numpy as np
 from chainer import backend, functions
 from chainer.training import Extension, Trainer, get_trigger
-from chainer.training.triggers import IntervalTrigger
+from chainer.training.triggers import IntervalTrigger, ManualScheduleTrigger, OnceTrigger
 
 from recipes import schema
 from recipes.errors import InputRefused
@@ -263,8 +263,9 @@ class Every:
 
 def going_on(trigger: Any, updater: Any) -> Callable[[Trainer], bool]:
     """The trigger of an extension after the updates that are done; Chainer's begins at update 0 also after a resume."""
-    own = get_trigger(trigger)
-    if isinstance(own, IntervalTrigger):
-        own = copy(own)
+    own = copy(get_trigger(trigger))
+    if isinstance(own, IntervalTrigger | ManualScheduleTrigger):
         own._previous_iteration, own._previous_epoch_detail = updater.iteration, updater.epoch_detail
+    elif isinstance(own, OnceTrigger):
+        own._flag_first = updater.iteration == 0
     return own

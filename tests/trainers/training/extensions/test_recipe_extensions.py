@@ -1,10 +1,14 @@
 """Extensions that a recipe names: when they run, what they write, and that a resumed run goes on with their state."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from chainer.training.triggers import ManualScheduleTrigger, OnceTrigger
 from safetensors.numpy import load_file
+
+from trainers.training.extensions.evaluation import going_on
 
 RECIPE = """\
 kilobatch: 1
@@ -73,6 +77,32 @@ def test_a_resumed_run_writes_the_lines_of_an_uninterrupted_one(folder, kilobatc
     assert [line["update"] for line in means] == list(range(3, 19, 3))
     assert lines(parts, "mean_loss") == means
     assert lines(parts, "weight_norms") == lines(whole, "weight_norms")
+
+
+@pytest.mark.parametrize(
+    ("trigger", "fires"),
+    [
+        ((10, "iteration"), [30, 40]),
+        ((2, "epoch"), [32]),
+        (ManualScheduleTrigger([10, 30, 40], "iteration"), [30, 40]),
+        (OnceTrigger(), []),
+        (OnceTrigger(call_on_resume=True), [26]),
+    ],
+)
+def test_triggers_of_chainer_go_on_where_they_were(trigger, fires):
+    """A run of 8 updates an epoch is resumed after 25; each extension of a trigger has its own."""
+
+    def at(update):
+        return SimpleNamespace(
+            iteration=update,
+            epoch_detail=update / 8,
+            previous_epoch_detail=(update - 1) / 8,
+            is_new_epoch=update % 8 == 0,
+        )
+
+    for _ in range(2):
+        own = going_on(trigger, at(25))
+        assert [update for update in range(26, 41) if own(SimpleNamespace(updater=at(update)))] == fires
 
 
 @pytest.mark.mpi
