@@ -3,8 +3,6 @@
 A recipe opens or is refused whatever value stands anywhere in it, and never crashes the program.
 """
 
-import copy
-import json
 import re
 
 import pytest
@@ -362,7 +360,6 @@ CASES = r"""
  | augmentation: {train: [{kind: RandomResizedCrop, size: imagesize}]}
 => 11:56 augmentation.train.0.size: the text 'imagesize'; did you mean image_size?
 """
-VALUES = [None, 0, -1, True, "x", "", [], {}, [[1, 2]], {"kind": "x"}, 1e300, 10**18, "500up", "9" * 30 + "up"]
 
 
 def cases():
@@ -488,31 +485,3 @@ def test_a_name_longer_than_a_path_is_refused_in_its_line(line, key, name, end, 
     problem = problem_of(write(**{f"line_{line}": f"{key}: {name}{end}"}))
     assert (problem.file, problem.line, problem.path) == ("mine.yaml", line, key)
     assert "File name too long" in problem.what
-
-
-def paths(tree, path=()):
-    yield path
-    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
-        yield from paths(value, (*path, key))
-
-
-@pytest.mark.parametrize("value", VALUES, ids=repr)
-def test_recipe_with_this_value_anywhere_opens_or_is_refused(value, tmp_path):
-    whole = open_recipe("digits/ramp", vocabulary=vocabulary()).tree
-    file = tmp_path / "changed.yaml"
-    refusals = []
-    for path in list(paths(whole))[1 + VALUES.index(value) % 4 :: 4]:  # each path has a quarter of the values
-        changed = copy.deepcopy(whole)
-        inner = changed
-        for key in path[:-1]:
-            inner = inner[key]
-        inner[path[-1]] = value
-        file.write_text(json.dumps(changed))
-        try:
-            open_recipe(file, vocabulary=vocabulary())
-        except RecipeError as error:
-            refusals.append(error)
-    assert len(refusals) > 10
-    for error in refusals:
-        assert len(str(error).splitlines()) == len(error.problems)
-        assert all(problem.way_out and problem.line == 1 for problem in error.problems)
