@@ -1,4 +1,4 @@
-"""Runs whose recipes differ in the seed alone: the mean of what they end with, and its interval."""
+"""Runs that differ in the seed alone: the mean of what they end with, and its interval."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from recipes.sharing.canonical import digest_of
 
 _MOST_DIFFERENCES = 3  # between groups, that their names tell
 _LONGEST_DIFFERENCE = 40  # characters
+_MADE_OF = ("code", "data")  # in the `ids` of an environment
 _LARGEST = 1e150  # whose square is finite
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Runs of one recipe, code and data.
+    """Runs of one `group_id`.
 
     Args:
         name: what tells it from the other groups.
@@ -84,28 +85,42 @@ class Mean:
         }
 
 
-def group_id(recipe: Mapping[str, Any], dataset: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
-    """A digest that runs share whose recipes differ in the seed alone, with the same own code and data.
+def group_id(
+    recipe: Mapping[str, Any], dataset: Mapping[str, Any], environment: Mapping[str, Any], wires: Sequence[str]
+) -> str:
+    """A digest that runs share which differ in the seed alone.
+
+    Their recipes are equal but for the seed, and so are own code, data, kind of device, and the formats of 16 bits in
+    which gradients were sent. Kernels, exact mode and the number of ranks may differ: they change the last bits.
 
     Args:
         recipe, dataset: of `run.yaml`.
         environment: of `environment.json`.
+        wires: of `recipes.reports.metrics.rounding_wires`.
     Returns:
         Twelve hexadecimal digits; empty for what no run of kilobatch has written.
     """
     ids = environment.get("ids")
-    made_of = [ids.get(what) for what in ("code", "data")] if isinstance(ids, Mapping) else None
+    made_of = [ids.get(what) for what in _MADE_OF] if isinstance(ids, Mapping) else None
+    beside = [*wires, *(["gpu"] if _is_on_gpu(environment) else [])]
     try:
-        return digest_of([training_tree(recipe, dataset, without=("seed",)), made_of])[:12]
+        return digest_of([training_tree(recipe, dataset, without=("seed",)), made_of, *beside])[:12]
     except (ValueError, TypeError, AttributeError):
         return ""
+
+
+def _is_on_gpu(environment: Mapping[str, Any]) -> bool:
+    ranks = environment.get("ranks")
+    first = ranks[0] if isinstance(ranks, list) and ranks else None
+    return isinstance(first, Mapping) and "gpu" in first
 
 
 def groups(runs: Sequence[Run], labels: Sequence[str]) -> list[Group]:
     """The groups of runs, in the order of their first; none where no two runs differ in the seed alone."""
     by_id: dict[str, list[tuple[Run, str]]] = {}
     for run, label in zip(runs, labels, strict=True):
-        by_id.setdefault(group_id(run.recipe, run.dataset, run.environment) or label, []).append((run, label))
+        found = group_id(run.recipe, run.dataset, run.environment, run.wires)
+        by_id.setdefault(found or label, []).append((run, label))
     if all(len({str(run.recipe.get("seed")) for run, _ in group}) == 1 for group in by_id.values()):
         return []
     names = _names([group[0] for group in by_id.values()])
@@ -130,18 +145,38 @@ def _group(name: str, runs: Sequence[tuple[Run, str]]) -> Group:
 
 
 def _names(firsts: Sequence[tuple[Run, str]]) -> list[str]:
-    """For each group, by its first run: the recipe's name where it tells, and the values that differ."""
-    found = compare([comparable_tree(run.recipe, run.dataset) for run, _ in firsts])
+    """For each group, by its first run: the recipe's name where it tells, and what differs."""
+    runs = [run for run, _ in firsts]
+    found = compare([comparable_tree(run.recipe, run.dataset) for run in runs])
     found = [each for each in found if not each.is_words and each.path != ("seed",)]
     columns = [[f"{'.'.join(each.path)} {text}" for text in value_texts(each)] for each in found]
     if len(found) > _MOST_DIFFERENCES or any(len(cell) > _LONGEST_DIFFERENCE for column in columns for cell in column):
         columns = []
-    names = [run.name for run, _ in firsts]
+    names = [run.name for run in runs]
     if len({*names}) > 1 or not columns:
         columns = [names, *columns]
-    made = [", ".join(cells) for cells in zip(*columns, strict=True)]
+    devices = ["on GPUs" if _is_on_gpu(run.environment) else "on CPUs" for run in runs]
+    wires = [f"{' and '.join(run.wires)} on the wire" if run.wires else "" for run in runs]
+    columns += [column for column in (devices, wires) if len({*column}) > 1]
+    made = [", ".join(filter(None, cells)) for cells in zip(*columns, strict=True)]
     pairs = zip(made, firsts, strict=True)
-    return [name if made.count(name) == 1 else f"{name}, as {label}" for name, (_, label) in pairs]
+    return [
+        name if made.count(name) == 1 else f"{name}{_other(run, runs[made.index(name)])} {_place(run, label)}"
+        for name, (run, label) in pairs
+    ]
+
+
+def _other(run: Run, first: Run) -> str:
+    """What of own code and data is not that of the first run of this name."""
+    mine, its = run.environment.get("ids"), first.environment.get("ids")
+    if not (isinstance(mine, Mapping) and isinstance(its, Mapping)):
+        return ""
+    return "".join(f", other {what}" for what in _MADE_OF if mine.get(what) != its.get(what))
+
+
+def _place(run: Run, label: str) -> str:
+    """The label of a run without its name: `(runs/a)`."""
+    return label.removeprefix(f"{run.name} ") if label.startswith(f"{run.name} (") else f"({label})"
 
 
 def means(found: Sequence[Group]) -> list[Mean]:
@@ -175,7 +210,7 @@ def seeds(runs: Sequence[Run], labels: Sequence[str]) -> Markup:
     if not rows:
         return Markup("")
     words = (
-        "Groups of runs whose recipes differ in the seed alone: the mean of what the runs ended with, the standard "
+        "Groups of runs that differ in the seed alone: the mean of what the runs ended with, the standard "
         "deviation of the sample (n - 1), and the 95 % interval of the mean by Student's t."
     )
     items = [tag("li", text) for text in _not_averaged(found)]

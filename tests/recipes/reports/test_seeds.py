@@ -14,11 +14,11 @@ from recipes.reports.seeds import group_id, groups, means, seeds_text
 def seeded(write_run, metric_lines):
     """Writes a run of a seed that ends at an accuracy, and with a metric `figure`."""
 
-    def write(name, seed, accuracy, *, figure=0.5, stop="success", batch=64, environment=None):
+    def write(name, seed, accuracy, *, figure=0.5, stop="success", batch=64, environment=None, more=()):
         lines = metric_lines(stop=stop)
         last = [line for line in lines if line["key"] == "eval_accuracy"][-1]
         last["value"] = accuracy
-        lines.insert(-1, {**last, "key": "eval_macro_f1", "value": figure})
+        lines[-1:-1] = [{**last, "key": "eval_macro_f1", "value": figure}, *({**last, **line} for line in more)]
         recipe = {"seed": seed, "batch": {"global": batch, "norm_span": 24}}
         return open_run(write_run(name, lines=lines, recipe=recipe, environment=environment))
 
@@ -72,8 +72,32 @@ def test_runs_of_one_seed_or_of_other_code_are_no_group(seeded):
     assert seeds_text(runs, "ab") == ""
 
 
+def test_what_moves_numbers_beside_the_recipe_parts_groups_and_names_them(seeded):
+    sent = {wire: {"more": [{"key": "gradient_exchange", "wire": wire}]} for wire in ("float32", "float16")}
+    gpus = {"environment": {"ranks": [{"rank": 0, "gpu": "H200 0000:01"}]}}
+    runs = [seeded(f"{wire}-{seed}", seed, 0.8, **more) for wire, more in sent.items() for seed in range(2)]
+    found = groups([*runs, seeded("one", 2, 0.8)], labels_of(runs) + ["one rank"])
+    assert [(group.name, group.size) for group in found] == [
+        ("digits/large", 3),
+        ("digits/large, float16 on the wire", 2),
+    ]
+    found = groups([*runs[:2], seeded("gpu", 0, 0.8, **gpus)], "abc")
+    assert [group.name for group in found] == ["digits/large, on CPUs", "digits/large, on GPUs"]
+
+
+def test_the_name_of_a_group_says_that_its_code_or_data_are_others(seeded):
+    made_of = [{"code": "x", "data": "d"}, {"code": "y", "data": "d"}, {"code": "y", "data": "e"}]
+    environments = [{"ids": ids} for ids in made_of]
+    runs = [seeded(f"r{at}", at, 0.8, environment=each) for at, each in enumerate([environments[0], *environments])]
+    assert [group.name for group in groups(runs, labels_of(runs))] == [
+        "digits/large (r0)",
+        "digits/large, other code (r2)",
+        "digits/large, other code, other data (r3)",
+    ]
+
+
 def test_recipes_of_another_shape_have_no_group():
-    assert [group_id(recipe, {}, {}) for recipe in ("text", {"epochs": {1, 2}}, {"init": [1]})] == [""] * 3
+    assert [group_id(recipe, {}, {}, ()) for recipe in ("text", {"epochs": {1, 2}}, {"init": [1]})] == [""] * 3
 
 
 def test_mean_and_deviation_over_seeds_are_drawn_for_each_group(seeded):
