@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from recipes.errors import printable_line
 from recipes.planning.intervals import interval_of_mean
 from recipes.reading.identity import training_tree
 from recipes.reading.tree_diff import comparable_tree, compare, value_texts
@@ -20,7 +21,9 @@ from recipes.sharing.canonical import digest_of
 
 _MOST_DIFFERENCES = 3  # between groups, that their names tell
 _LONGEST_DIFFERENCE = 40  # characters
+_MOST_ON_TERMINAL = 40  # figures
 _MADE_OF = ("code", "data")  # in the `ids` of an environment
+_RANGES = {"accuracy": (0.0, 1.0), "loss": (0.0, math.inf)}  # a metric's is not known
 _LARGEST = 1e150  # whose square is finite
 
 
@@ -48,7 +51,8 @@ class Mean:
     """A figure over the runs of a group.
 
     Args:
-        figure: `accuracy`, `loss`, the name of a metric, or the key of what an extension wrote.
+        figure: `accuracy`, `loss`, the name of a metric, or the key of what an extension wrote; a key that is the name
+            of one of these is shown as in `extension loss`.
         values: of the runs in which it is finite; for the accuracy perhaps none.
     """
 
@@ -66,8 +70,8 @@ class Mean:
         """Of 95 %; None with one run, and where all runs end alike, which shows no spread."""
         if not self.deviation:
             return None
-        low, high = interval_of_mean(self.values)
-        return (max(low, 0.0), min(high, 1.0)) if self.figure == "accuracy" else (low, high)
+        (low, high), (least, most) = interval_of_mean(self.values), _RANGES.get(self.figure, (-math.inf, math.inf))
+        return max(low, least), min(high, most)
 
     @property
     def cells(self) -> dict[str, str]:
@@ -76,7 +80,7 @@ class Mean:
         shown, interval, spread = percent if is_share else number, self.interval, self.deviation
         deviation = "–" if spread is None else f"{100 * spread:.2f} points" if is_share else number(spread)
         return {
-            "figure": self.figure,
+            "figure": self.figure or '""',
             "group": self.group.name,
             "runs": str(len(self.values)) + (f" of {self.group.size}" if len(self.values) < self.group.size else ""),
             "mean": shown(statistics.fmean(self.values)) if self.values else "–",
@@ -181,7 +185,8 @@ def _place(run: Run, label: str) -> str:
 
 def means(found: Sequence[Group]) -> list[Mean]:
     """The figures of groups: the accuracy of all groups, then each other one of those that have it."""
-    finals = [[_finals(run) for run in group.runs] for group in found]
+    scored = {"accuracy", "loss"}.union(*(run.metrics for group in found for run in group.runs))
+    finals = [[_finals(run, scored) for run in group.runs] for group in found]
     figures = dict.fromkeys(["accuracy", *(figure for group in finals for run in group for figure in run)])
     return [mean for figure in figures for mean in _means_of(figure, found, finals)] if found else []
 
@@ -194,13 +199,12 @@ def _means_of(figure: str, found: Sequence[Group], finals: Sequence[Sequence[Map
             yield Mean(figure=figure, group=group, values=finite)
 
 
-def _finals(run: Run) -> dict[str, float]:
-    """What a run ended with."""
+def _finals(run: Run, scored: Container[str]) -> dict[str, float]:
+    """What a run ended with; `scored` are the names of what evaluations measure in any run."""
     loss = {} if run.final_loss is None else {"loss": run.final_loss}
-    figures = {"accuracy": run.final_accuracy, **loss}
-    for name, (_, values) in (*run.metrics.items(), *run.extension_figures.items()):
-        figures.setdefault(name, float(values[-1]))
-    return figures
+    own = {f"extension {key}" if key in scored else key: series for key, series in run.extension_figures.items()}
+    series = {**run.metrics, **own}
+    return {"accuracy": run.final_accuracy, **loss} | {name: float(values[-1]) for name, (_, values) in series.items()}
 
 
 def seeds(runs: Sequence[Run], labels: Sequence[str]) -> Markup:
@@ -225,10 +229,15 @@ def seeds(runs: Sequence[Run], labels: Sequence[str]) -> Markup:
 
 
 def seeds_text(runs: Sequence[Run], labels: Sequence[str]) -> str:
-    """The same for the terminal."""
+    """The same for the terminal: the first figures."""
     found = groups(runs, labels)
-    rows = [mean.cells for mean in means(found)]
-    return "\n".join([points_text(rows), *(f"not averaged: {text}" for text in _not_averaged(found))] if rows else [])
+    made = means(found)
+    figures = list(dict.fromkeys(mean.figure for mean in made))
+    rows = [mean.cells for mean in made if mean.figure in figures[:_MOST_ON_TERMINAL]]
+    rows = [{head: printable_line(cell) for head, cell in row.items()} for row in rows]
+    more = [f"and {len(figures) - _MOST_ON_TERMINAL} more in the page"] if len(figures) > _MOST_ON_TERMINAL else []
+    left_out = [printable_line(f"not averaged: {text}") for text in _not_averaged(found)]
+    return "\n".join([points_text(rows), *more, *left_out] if rows else [])
 
 
 def _not_averaged(found: Sequence[Group]) -> list[str]:

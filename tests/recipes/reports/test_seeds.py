@@ -64,6 +64,34 @@ def test_a_figure_counts_the_runs_in_which_it_is_finite(seeded):
     assert "macro_f1" not in {mean.figure for mean in means(groups(huge, "cd"))}
 
 
+def test_numbers_of_extensions_stand_beside_metrics_of_their_name(seeded):
+    own = [{"key": "macro_f1", "value": 7.0}, {"key": "loss", "value": -1.0}, {"key": "sharpness", "value": 2.0}]
+    made = means(groups([seeded(name, seed, 0.8, more=own) for seed, name in enumerate("ab")], "ab"))
+    found = {mean.figure: mean.values[0] for mean in made}
+    assert {
+        "macro_f1": 0.5,
+        "extension macro_f1": 7.0,
+        "extension loss": -1.0,
+        "sharpness": 2.0,
+    }.items() <= found.items()
+    assert found["loss"] > 0
+
+
+def test_the_interval_of_a_loss_does_not_go_below_zero(seeded):
+    losses = [[{"key": "eval_loss", "value": value}] for value in (0.1, 3.0)]
+    made = means(groups([seeded(f"{seed}", seed, 0.8, more=more) for seed, more in enumerate(losses)], "ab"))
+    loss = next(mean for mean in made if mean.figure == "loss")
+    assert loss.interval == (0.0, pytest.approx(1.55 + 12.7062 * 1.45, rel=1e-4))
+
+
+def test_the_terminal_has_forty_figures_and_each_key_on_one_line(seeded):
+    own = [{"key": key, "value": 1.0} for key in ("", "two\nlines", *(f"k{at}" for at in range(300)))]
+    printed = seeds_text([seeded(name, seed, 0.8, more=own) for seed, name in enumerate("ab")], "ab").split("\n")
+    assert len(printed) == 1 + 40 + 1, "heads, figures, and how many more"
+    assert printed[-1] == "and 265 more in the page", "accuracy, loss and a metric come first"
+    assert [line.split("  ")[0] for line in printed[4:6]] == ['""', "two\\nlines"]
+
+
 def test_runs_of_one_seed_or_of_other_code_are_no_group(seeded):
     assert groups([seeded("a", 0, 0.8), seeded("b", 0, 0.8)], "ab") == []
     codes = [{"ids": {"recipe": code, "code": code, "data": "d"}} for code in ("one", "other")]
