@@ -131,6 +131,12 @@ def session_end(lines: Lines) -> dict[str, Any]:
     return ends[-1] if ends and ends[-1]["key"] == "run_stop" else {}
 
 
+def rounding_wires(lines: Lines) -> tuple[str, ...]:
+    """The formats of 16 bits in which gradients were sent, in any session; empty where none were rounded."""
+    wires = {str(line.get("wire")) for _, line in lines if line["key"] == "gradient_exchange"}
+    return tuple(sorted(wires & {"float16", "bfloat16"}))
+
+
 def updates_of(path: Path, lines: Lines) -> Updates:
     """The `train_loss` lines as columns.
 

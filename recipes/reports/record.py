@@ -26,6 +26,7 @@ from recipes.reports.metrics import (
     phases_of,
     read_file,
     read_metrics,
+    rounding_wires,
     session_end,
     updates_of,
 )
@@ -53,6 +54,7 @@ class Run:
             session has not written them.
         metrics: epochs and values of each of the recipe's metrics, by its name.
         extension_figures: epochs and values of each number that extensions wrote, by its key.
+        wires: see `rounding_wires`.
     """
 
     folder: Path
@@ -74,6 +76,7 @@ class Run:
     metrics: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     extension_figures: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     sessions: tuple[tuple[int, int], ...] = ()
+    wires: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -158,6 +161,7 @@ def open_run(path: str | Path) -> Run:
             dict.fromkeys(str(line.get("value")) for _, line in lines if line["key"] == "skipped_image")
         ),
         sessions=_sessions(lines),
+        wires=rounding_wires(lines),
         metrics=figures_of(lines),
         extension_figures=extension_figures_of(lines),
         memory=memory_words(*(line for _, line in lines if line["key"] == "run_stop")),

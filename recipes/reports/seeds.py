@@ -1,13 +1,14 @@
-"""Runs whose recipes differ in the seed alone: the mean of what they end with, and its interval."""
+"""Runs that differ in the seed alone: the mean of what they end with, and its interval."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from recipes.errors import printable_line
 from recipes.planning.intervals import interval_of_mean
 from recipes.reading.identity import training_tree
 from recipes.reading.tree_diff import comparable_tree, compare, value_texts
@@ -20,12 +21,15 @@ from recipes.sharing.canonical import digest_of
 
 _MOST_DIFFERENCES = 3  # between groups, that their names tell
 _LONGEST_DIFFERENCE = 40  # characters
+_MOST_ON_TERMINAL = 40  # figures
+_MADE_OF = ("code", "data")  # in the `ids` of an environment
+_RANGES = {"accuracy": (0.0, 1.0), "loss": (0.0, math.inf)}  # a metric's is not known
 _LARGEST = 1e150  # whose square is finite
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Runs of one recipe, code and data.
+    """Runs of one `group_id`.
 
     Args:
         name: what tells it from the other groups.
@@ -47,7 +51,8 @@ class Mean:
     """A figure over the runs of a group.
 
     Args:
-        figure: `accuracy`, `loss`, the name of a metric, or the key of what an extension wrote.
+        figure: `accuracy`, `loss`, the name of a metric, or the key of what an extension wrote; a key that is the name
+            of one of these is shown as in `extension loss`.
         values: of the runs in which it is finite; for the accuracy perhaps none.
     """
 
@@ -65,8 +70,8 @@ class Mean:
         """Of 95 %; None with one run, and where all runs end alike, which shows no spread."""
         if not self.deviation:
             return None
-        low, high = interval_of_mean(self.values)
-        return (max(low, 0.0), min(high, 1.0)) if self.figure == "accuracy" else (low, high)
+        (low, high), (least, most) = interval_of_mean(self.values), _RANGES.get(self.figure, (-math.inf, math.inf))
+        return max(low, least), min(high, most)
 
     @property
     def cells(self) -> dict[str, str]:
@@ -75,7 +80,7 @@ class Mean:
         shown, interval, spread = percent if is_share else number, self.interval, self.deviation
         deviation = "–" if spread is None else f"{100 * spread:.2f} points" if is_share else number(spread)
         return {
-            "figure": self.figure,
+            "figure": self.figure or '""',
             "group": self.group.name,
             "runs": str(len(self.values)) + (f" of {self.group.size}" if len(self.values) < self.group.size else ""),
             "mean": shown(statistics.fmean(self.values)) if self.values else "–",
@@ -84,28 +89,42 @@ class Mean:
         }
 
 
-def group_id(recipe: Mapping[str, Any], dataset: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
-    """A digest that runs share whose recipes differ in the seed alone, with the same own code and data.
+def group_id(
+    recipe: Mapping[str, Any], dataset: Mapping[str, Any], environment: Mapping[str, Any], wires: Sequence[str]
+) -> str:
+    """A digest that runs share which differ in the seed alone.
+
+    Their recipes are equal but for the seed, and so are own code, data, kind of device, and the formats of 16 bits in
+    which gradients were sent. Kernels, exact mode and the number of ranks may differ: they change the last bits.
 
     Args:
         recipe, dataset: of `run.yaml`.
         environment: of `environment.json`.
+        wires: of `recipes.reports.metrics.rounding_wires`.
     Returns:
         Twelve hexadecimal digits; empty for what no run of kilobatch has written.
     """
     ids = environment.get("ids")
-    made_of = [ids.get(what) for what in ("code", "data")] if isinstance(ids, Mapping) else None
+    made_of = [ids.get(what) for what in _MADE_OF] if isinstance(ids, Mapping) else None
+    beside = [*wires, *(["gpu"] if _is_on_gpu(environment) else [])]
     try:
-        return digest_of([training_tree(recipe, dataset, without=("seed",)), made_of])[:12]
+        return digest_of([training_tree(recipe, dataset, without=("seed",)), made_of, *beside])[:12]
     except (ValueError, TypeError, AttributeError):
         return ""
+
+
+def _is_on_gpu(environment: Mapping[str, Any]) -> bool:
+    ranks = environment.get("ranks")
+    first = ranks[0] if isinstance(ranks, list) and ranks else None
+    return isinstance(first, Mapping) and "gpu" in first
 
 
 def groups(runs: Sequence[Run], labels: Sequence[str]) -> list[Group]:
     """The groups of runs, in the order of their first; none where no two runs differ in the seed alone."""
     by_id: dict[str, list[tuple[Run, str]]] = {}
     for run, label in zip(runs, labels, strict=True):
-        by_id.setdefault(group_id(run.recipe, run.dataset, run.environment) or label, []).append((run, label))
+        found = group_id(run.recipe, run.dataset, run.environment, run.wires)
+        by_id.setdefault(found or label, []).append((run, label))
     if all(len({str(run.recipe.get("seed")) for run, _ in group}) == 1 for group in by_id.values()):
         return []
     names = _names([group[0] for group in by_id.values()])
@@ -130,23 +149,44 @@ def _group(name: str, runs: Sequence[tuple[Run, str]]) -> Group:
 
 
 def _names(firsts: Sequence[tuple[Run, str]]) -> list[str]:
-    """For each group, by its first run: the recipe's name where it tells, and the values that differ."""
-    found = compare([comparable_tree(run.recipe, run.dataset) for run, _ in firsts])
+    """For each group, by its first run: the recipe's name where it tells, and what differs."""
+    runs = [run for run, _ in firsts]
+    found = compare([comparable_tree(run.recipe, run.dataset) for run in runs])
     found = [each for each in found if not each.is_words and each.path != ("seed",)]
     columns = [[f"{'.'.join(each.path)} {text}" for text in value_texts(each)] for each in found]
     if len(found) > _MOST_DIFFERENCES or any(len(cell) > _LONGEST_DIFFERENCE for column in columns for cell in column):
         columns = []
-    names = [run.name for run, _ in firsts]
+    names = [run.name for run in runs]
     if len({*names}) > 1 or not columns:
         columns = [names, *columns]
-    made = [", ".join(cells) for cells in zip(*columns, strict=True)]
+    devices = ["on GPUs" if _is_on_gpu(run.environment) else "on CPUs" for run in runs]
+    wires = [f"{' and '.join(run.wires)} on the wire" if run.wires else "" for run in runs]
+    columns += [column for column in (devices, wires) if len({*column}) > 1]
+    made = [", ".join(filter(None, cells)) for cells in zip(*columns, strict=True)]
     pairs = zip(made, firsts, strict=True)
-    return [name if made.count(name) == 1 else f"{name}, as {label}" for name, (_, label) in pairs]
+    return [
+        name if made.count(name) == 1 else f"{name}{_other(run, runs[made.index(name)])} {_place(run, label)}"
+        for name, (run, label) in pairs
+    ]
+
+
+def _other(run: Run, first: Run) -> str:
+    """What of own code and data is not that of the first run of this name."""
+    mine, its = run.environment.get("ids"), first.environment.get("ids")
+    if not (isinstance(mine, Mapping) and isinstance(its, Mapping)):
+        return ""
+    return "".join(f", other {what}" for what in _MADE_OF if mine.get(what) != its.get(what))
+
+
+def _place(run: Run, label: str) -> str:
+    """The label of a run without its name: `(runs/a)`."""
+    return label.removeprefix(f"{run.name} ") if label.startswith(f"{run.name} (") else f"({label})"
 
 
 def means(found: Sequence[Group]) -> list[Mean]:
     """The figures of groups: the accuracy of all groups, then each other one of those that have it."""
-    finals = [[_finals(run) for run in group.runs] for group in found]
+    scored = {"accuracy", "loss"}.union(*(run.metrics for group in found for run in group.runs))
+    finals = [[_finals(run, scored) for run in group.runs] for group in found]
     figures = dict.fromkeys(["accuracy", *(figure for group in finals for run in group for figure in run)])
     return [mean for figure in figures for mean in _means_of(figure, found, finals)] if found else []
 
@@ -159,13 +199,12 @@ def _means_of(figure: str, found: Sequence[Group], finals: Sequence[Sequence[Map
             yield Mean(figure=figure, group=group, values=finite)
 
 
-def _finals(run: Run) -> dict[str, float]:
-    """What a run ended with."""
+def _finals(run: Run, scored: Container[str]) -> dict[str, float]:
+    """What a run ended with; `scored` are the names of what evaluations measure in any run."""
     loss = {} if run.final_loss is None else {"loss": run.final_loss}
-    figures = {"accuracy": run.final_accuracy, **loss}
-    for name, (_, values) in (*run.metrics.items(), *run.extension_figures.items()):
-        figures.setdefault(name, float(values[-1]))
-    return figures
+    own = {f"extension {key}" if key in scored else key: series for key, series in run.extension_figures.items()}
+    series = {**run.metrics, **own}
+    return {"accuracy": run.final_accuracy, **loss} | {name: float(values[-1]) for name, (_, values) in series.items()}
 
 
 def seeds(runs: Sequence[Run], labels: Sequence[str]) -> Markup:
@@ -175,7 +214,7 @@ def seeds(runs: Sequence[Run], labels: Sequence[str]) -> Markup:
     if not rows:
         return Markup("")
     words = (
-        "Groups of runs whose recipes differ in the seed alone: the mean of what the runs ended with, the standard "
+        "Groups of runs that differ in the seed alone: the mean of what the runs ended with, the standard "
         "deviation of the sample (n - 1), and the 95 % interval of the mean by Student's t."
     )
     items = [tag("li", text) for text in _not_averaged(found)]
@@ -190,10 +229,15 @@ def seeds(runs: Sequence[Run], labels: Sequence[str]) -> Markup:
 
 
 def seeds_text(runs: Sequence[Run], labels: Sequence[str]) -> str:
-    """The same for the terminal."""
+    """The same for the terminal: the first figures."""
     found = groups(runs, labels)
-    rows = [mean.cells for mean in means(found)]
-    return "\n".join([points_text(rows), *(f"not averaged: {text}" for text in _not_averaged(found))] if rows else [])
+    made = means(found)
+    figures = list(dict.fromkeys(mean.figure for mean in made))
+    rows = [mean.cells for mean in made if mean.figure in figures[:_MOST_ON_TERMINAL]]
+    rows = [{head: printable_line(cell) for head, cell in row.items()} for row in rows]
+    more = [f"and {len(figures) - _MOST_ON_TERMINAL} more in the page"] if len(figures) > _MOST_ON_TERMINAL else []
+    left_out = [printable_line(f"not averaged: {text}") for text in _not_averaged(found)]
+    return "\n".join([points_text(rows), *more, *left_out] if rows else [])
 
 
 def _not_averaged(found: Sequence[Group]) -> list[str]:

@@ -169,13 +169,15 @@ def list_runs(
 def _group(folder: Path) -> str:
     """What runs share that differ in their seeds alone, by `group_id`; empty where a run's folder is damaged."""
     from recipes.errors import InputRefused
+    from recipes.reports.metrics import read_metrics, rounding_wires
     from recipes.reports.record import read_environment, read_head
     from recipes.reports.seeds import group_id
-    from trainers.runs.run_folder import ENVIRONMENT, RUN
+    from trainers.runs.run_folder import ENVIRONMENT, METRICS, RUN
 
     try:
         head, environment = read_head(folder / RUN), read_environment(folder / ENVIRONMENT)
-        return group_id(head["recipe"], head["dataset"], environment)
+        wires = rounding_wires(read_metrics(folder / METRICS, all_updates=False))
+        return group_id(head["recipe"], head["dataset"], environment, wires)
     except (InputRefused, LookupError):
         return ""
 

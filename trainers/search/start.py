@@ -97,7 +97,7 @@ def search(request: SearchRequest) -> int:
         return 0
     record = folder_record(folder, opened, resume=request.resume, storage=request.storage)
     is_new = not (request.resume or request.goes_on or begun)
-    require_startable(opened.base, ranks=1, is_new=is_new, on_gpu=device == "gpu")
+    warnings = require_startable(opened.base, ranks=1, is_new=is_new, on_gpu=device == "gpu")
     storage_name = request.storage or record["storage"]
     with lock_folder(folder):
         (folder / STOP_FILE).unlink(missing_ok=True)
@@ -108,9 +108,11 @@ def search(request: SearchRequest) -> int:
                 measures = [it.metric for it in (*opened.search.objectives, *opened.search.constraints)]
                 if "device_hours" not in record and "device_hours" in measures and finished(study):
                     what = "device_hours of the trials before count the start of their ranks, new ones training only"
-                    print_warnings([f"{folder} was begun by an older version: {what}"])
+                    warnings += print_warnings([f"{folder} was begun by an older version: {what}"])
                 enqueue(study, first_values(opened, enqueued=len(study.get_trials(deepcopy=False))) if begun else first)
                 display = Display(opened, study, folder, Screen(), groups=len(groups))
+                for warning in warnings:
+                    display.log(f"warning: {warning}")
                 return _search_study(Supervisor(opened, request, display, groups, code=record["code"]))
         except StorageInternalError as error:
             what = f"does not answer any more: {folders.root_cause(error, storage_name)}"

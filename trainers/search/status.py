@@ -95,6 +95,10 @@ class Display:
         """Print a line on the console and write it to the log."""
         text = printable(text)
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.log(text)
+
+    def log(self, text: str) -> None:
+        """Write a line to the log."""
         note_in_log(self.folder, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
 
     def ended(self, number: int) -> None:

@@ -14,11 +14,11 @@ from recipes.reports.seeds import group_id, groups, means, seeds_text
 def seeded(write_run, metric_lines):
     """Writes a run of a seed that ends at an accuracy, and with a metric `figure`."""
 
-    def write(name, seed, accuracy, *, figure=0.5, stop="success", batch=64, environment=None):
+    def write(name, seed, accuracy, *, figure=0.5, stop="success", batch=64, environment=None, more=()):
         lines = metric_lines(stop=stop)
         last = [line for line in lines if line["key"] == "eval_accuracy"][-1]
         last["value"] = accuracy
-        lines.insert(-1, {**last, "key": "eval_macro_f1", "value": figure})
+        lines[-1:-1] = [{**last, "key": "eval_macro_f1", "value": figure}, *({**last, **line} for line in more)]
         recipe = {"seed": seed, "batch": {"global": batch, "norm_span": 24}}
         return open_run(write_run(name, lines=lines, recipe=recipe, environment=environment))
 
@@ -64,6 +64,34 @@ def test_a_figure_counts_the_runs_in_which_it_is_finite(seeded):
     assert "macro_f1" not in {mean.figure for mean in means(groups(huge, "cd"))}
 
 
+def test_numbers_of_extensions_stand_beside_metrics_of_their_name(seeded):
+    own = [{"key": "macro_f1", "value": 7.0}, {"key": "loss", "value": -1.0}, {"key": "sharpness", "value": 2.0}]
+    made = means(groups([seeded(name, seed, 0.8, more=own) for seed, name in enumerate("ab")], "ab"))
+    found = {mean.figure: mean.values[0] for mean in made}
+    assert {
+        "macro_f1": 0.5,
+        "extension macro_f1": 7.0,
+        "extension loss": -1.0,
+        "sharpness": 2.0,
+    }.items() <= found.items()
+    assert found["loss"] > 0
+
+
+def test_the_interval_of_a_loss_does_not_go_below_zero(seeded):
+    losses = [[{"key": "eval_loss", "value": value}] for value in (0.1, 3.0)]
+    made = means(groups([seeded(f"{seed}", seed, 0.8, more=more) for seed, more in enumerate(losses)], "ab"))
+    loss = next(mean for mean in made if mean.figure == "loss")
+    assert loss.interval == (0.0, pytest.approx(1.55 + 12.7062 * 1.45, rel=1e-4))
+
+
+def test_the_terminal_has_forty_figures_and_each_key_on_one_line(seeded):
+    own = [{"key": key, "value": 1.0} for key in ("", "two\nlines", *(f"k{at}" for at in range(300)))]
+    printed = seeds_text([seeded(name, seed, 0.8, more=own) for seed, name in enumerate("ab")], "ab").split("\n")
+    assert len(printed) == 1 + 40 + 1, "heads, figures, and how many more"
+    assert printed[-1] == "and 265 more in the page", "accuracy, loss and a metric come first"
+    assert [line.split("  ")[0] for line in printed[4:6]] == ['""', "two\\nlines"]
+
+
 def test_runs_of_one_seed_or_of_other_code_are_no_group(seeded):
     assert groups([seeded("a", 0, 0.8), seeded("b", 0, 0.8)], "ab") == []
     codes = [{"ids": {"recipe": code, "code": code, "data": "d"}} for code in ("one", "other")]
@@ -72,8 +100,32 @@ def test_runs_of_one_seed_or_of_other_code_are_no_group(seeded):
     assert seeds_text(runs, "ab") == ""
 
 
+def test_what_moves_numbers_beside_the_recipe_parts_groups_and_names_them(seeded):
+    sent = {wire: {"more": [{"key": "gradient_exchange", "wire": wire}]} for wire in ("float32", "float16")}
+    gpus = {"environment": {"ranks": [{"rank": 0, "gpu": "H200 0000:01"}]}}
+    runs = [seeded(f"{wire}-{seed}", seed, 0.8, **more) for wire, more in sent.items() for seed in range(2)]
+    found = groups([*runs, seeded("one", 2, 0.8)], labels_of(runs) + ["one rank"])
+    assert [(group.name, group.size) for group in found] == [
+        ("digits/large", 3),
+        ("digits/large, float16 on the wire", 2),
+    ]
+    found = groups([*runs[:2], seeded("gpu", 0, 0.8, **gpus)], "abc")
+    assert [group.name for group in found] == ["digits/large, on CPUs", "digits/large, on GPUs"]
+
+
+def test_the_name_of_a_group_says_that_its_code_or_data_are_others(seeded):
+    made_of = [{"code": "x", "data": "d"}, {"code": "y", "data": "d"}, {"code": "y", "data": "e"}]
+    environments = [{"ids": ids} for ids in made_of]
+    runs = [seeded(f"r{at}", at, 0.8, environment=each) for at, each in enumerate([environments[0], *environments])]
+    assert [group.name for group in groups(runs, labels_of(runs))] == [
+        "digits/large (r0)",
+        "digits/large, other code (r2)",
+        "digits/large, other code, other data (r3)",
+    ]
+
+
 def test_recipes_of_another_shape_have_no_group():
-    assert [group_id(recipe, {}, {}) for recipe in ("text", {"epochs": {1, 2}}, {"init": [1]})] == [""] * 3
+    assert [group_id(recipe, {}, {}, ()) for recipe in ("text", {"epochs": {1, 2}}, {"init": [1]})] == [""] * 3
 
 
 def test_mean_and_deviation_over_seeds_are_drawn_for_each_group(seeded):

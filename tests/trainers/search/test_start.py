@@ -71,7 +71,9 @@ def test_a_dry_run_of_fixed_values_that_need_the_space(open_text, capsys):
     assert "\nconfirm: 10 of these runs, " in output
 
 
-def test_a_dry_run_warns_of_values_of_its_recipe_that_may_have_to_follow(tmp_path, monkeypatch, capsys):
+def test_values_of_the_recipe_that_may_have_to_follow_are_warned_of_by_a_dry_run_and_in_the_log(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     warmup = "  warmup:\n    kind: GradualWarmup\n    epochs: 2\n    target_batch: 64  # team/best.yaml:30\n"
     rate = f"learning_rate:\n  reference: 0.05\n  per: 32\n{warmup}  schedule:\n    kind: Cosine\n"
@@ -86,6 +88,10 @@ def test_a_dry_run_warns_of_values_of_its_recipe_that_may_have_to_follow(tmp_pat
         assert search(SearchRequest(search="mine.yaml", workers=1, dry_run=True)) == 0
         lines = capsys.readouterr().err.splitlines()
         assert [line.split()[2] for line in lines] == names[number:]
+    monkeypatch.setattr(start, "_search_study", lambda supervisor: 0)
+    search(SearchRequest(search="mine.yaml", workers=1, out=Path("out")))
+    (line,) = Path("out/log.txt").read_text().splitlines()
+    assert f" warning: {names[1]} " in line
 
 
 def test_a_search_of_which_no_trial_reached_its_target_says_so_and_prints_no_error(open_text, supervised, capsys):
@@ -194,10 +200,9 @@ def test_device_hours_that_an_older_version_measured_are_warned_of(open_text, mo
     assert "warning" not in capsys.readouterr().err
     record.write_text(record.read_text().replace("device_hours: of training\n", ""))
     search(request)
-    assert (
-        f"kilobatch: warning: {record.parent} was begun by an older version: device_hours of the"
-        in capsys.readouterr().err
-    )
+    warning = f"warning: {record.parent} was begun by an older version: device_hours of the"
+    assert f"kilobatch: {warning}" in capsys.readouterr().err
+    assert (record.parent / "log.txt").read_text().count(warning) == 1
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -207,7 +212,7 @@ def test_a_search_that_goes_on_is_not_checked_as_a_new_one(open_text, monkeypatc
     request = SearchRequest(search="mine.yaml", out=tmp_path / "out")
     search(request)
     kinds = []
-    monkeypatch.setattr(start, "require_startable", lambda opened, *, is_new, **how: kinds.append(is_new))
+    monkeypatch.setattr(start, "require_startable", lambda opened, *, is_new, **how: kinds.append(is_new) or [])
     search(replace(request, resume=resume))
     search(replace(request, out=tmp_path / "next", goes_on=True))  # of a frontier
     assert kinds == [False, False]

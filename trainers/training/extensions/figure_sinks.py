@@ -38,15 +38,22 @@ def figures(line: dict[str, Any]) -> dict[str, float]:
     return found | ({"samples_per_second": line["global_batch_size"] / seconds} if seconds > 0 else {})
 
 
+def _is_left_out(line: dict[str, Any]) -> bool:
+    """Whether it is a number of an extension, under a key that would take the place of a figure."""
+    return line["key"] in COLUMNS and extension_figure(line)
+
+
 class Logger(Extension):
     """Gives the lines of the metrics to a sink, on the rank that writes them.
 
     Args:
+        name: of the sink, for people.
         open_: the trainer -> the sink.
     """
 
-    def __init__(self, open_: Callable[[Trainer], Any]) -> None:
-        self._open, self._sink = open_, None
+    def __init__(self, name: str, open_: Callable[[Trainer], Any]) -> None:
+        self._sink_name, self._open, self._sink = name, open_, None
+        self._left_out: set[str] = set()  # keys that were warned of
 
     def initialize(self, trainer: Trainer) -> None:
         """Begin; Chainer calls this before the first update."""
@@ -69,6 +76,10 @@ class Logger(Extension):
     def _take(self, line: dict[str, Any]) -> None:
         if found := figures(line):
             self._sink.add(line, found)
+        elif _is_left_out(line) and line["key"] not in self._left_out:
+            self._left_out.add(line["key"])
+            what = f"the numbers that an extension writes as {line['key']}, a name of kilobatch's own there"
+            log.warning("warning: %s lacks %s; metrics.jsonl has them", self._sink_name, what)
         elif line["key"] == "checkpoint":  # a resumed run does not make these updates again
             self._sink.flush()
 

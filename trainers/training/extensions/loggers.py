@@ -82,7 +82,7 @@ class TensorBoard:
             refuse_links(out, self.table)
             return EventFiles(out / self.folder, trainer.updater.iteration, out / METRICS)
 
-        return Logger(opened)
+        return Logger("TensorBoard", opened)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ class MLflow:
         def opened(trainer: Trainer) -> MLflowRun:
             return MLflowRun(Path(trainer.out), self.experiment, trainer.updater.iteration, mlflow_client)
 
-        return Logger(opened)
+        return Logger("MLflow", opened)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,7 @@ class CSV:
             names = [metric_name(metric) for metric in trainer.updater.plan.recipe.evaluation.metrics]
             return Table(Path(trainer.out) / self.file, trainer.updater.iteration, metrics=names)
 
-        return Logger(table)
+        return Logger("CSV", table)
 
 
 def mlflow_client() -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 from chainer.training import Extension, Trainer
 
 from recipes.planning.phase_times import PHASES, split_exchange
+from recipes.reports.json_text import parse_json
 from recipes.reports.metrics import OWN_KEYS
 from trainers.runs.phase_clock import RankSeconds, UpdateSeconds
 
@@ -153,7 +154,8 @@ class Metrics(Extension):
             key: none of kilobatch's own.
             value, more: plain data, or numbers and arrays of NumPy.
         Raises:
-            ValueError: the key is one of kilobatch's own; a value is no such data.
+            ValueError: the key is one of kilobatch's own; a value is no such data, or holds a whole number of more than
+                64 bits, which no reader of the file takes.
         """
         if key in OWN_KEYS or "time_ms" in more:
             word = key if key in OWN_KEYS else "time_ms"
@@ -161,7 +163,12 @@ class Metrics(Extension):
         if self._updater is not None:
             more = {"update": self._updater.iteration, "epoch": self._updater.epoch_detail} | more
         line = {"value": value, **more}
-        self.record(key, **{name: plain(each, f"the metric {key} has a {name}, which") for name, each in line.items()})
+        line = {name: plain(each, f"the metric {key} has a {name}, which") for name, each in line.items()}
+        try:
+            parse_json(json.dumps(line))
+        except ValueError as error:
+            raise ValueError(f"the metric {key}: {error}; write a float or a text") from None
+        self.record(key, **line)
 
     def record(self, key: str, value: Any, **more: Any) -> None:
         """Append a line of kilobatch's own; `value` and `more` are plain data."""

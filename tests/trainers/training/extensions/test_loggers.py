@@ -108,11 +108,26 @@ def test_numbers_of_extensions_get_columns_that_a_resumed_session_keeps(tmp_path
 
 def test_a_checkpoint_sends_what_has_gathered():
     calls = []
-    logger = Logger(lambda trainer: None)
+    logger = Logger("CSV", lambda trainer: None)
     logger._sink = SimpleNamespace(add=lambda line, found: calls.append(found), flush=lambda: calls.append("flushed"))
     for line in ({"key": "eval_loss", "value": 0.5}, {"key": "checkpoint", "value": "update-000007"}):
         logger._take(line)
     assert calls == [{"eval_loss": 0.5}, "flushed"]
+
+
+def test_numbers_that_are_left_out_for_their_key_are_warned_of_once(tmp_path, caplog):
+    def table(trainer):
+        return Table(tmp_path / "a.csv", 0)
+
+    metrics = SimpleNamespace(writes=True, observers=[], restart_clock=lambda: None)
+    logger = Logger("CSV", table)
+    logger.initialize(SimpleNamespace(get_extension=lambda name: metrics))
+    for update in range(2):
+        for key in ("gradient_norm", "sharpness"):
+            metrics.observers[0]({"key": key, "value": 0.5, "update": update, "epoch": 1.0})
+    logger.finalize()
+    assert [message.split(" that")[0] for message in caplog.messages] == ["warning: CSV lacks the numbers"]
+    assert "as gradient_norm, a name of kilobatch's own there; metrics.jsonl has them" in caplog.text
 
 
 def shown_by_tensorboard(folder):

@@ -59,6 +59,7 @@ def test_a_line_of_an_extension_says_when_it_was_written_in_plain_data(of_an_ext
             [{(1, 2): 3}],
             r"^the metric mine has a value, which holds a dict with the key \(1, 2\), a tuple",
         ),
+        ("mine", {"seen": [2**64]}, r"^the metric mine: the whole number 18446744073709551616\.\.\. has more than 64"),
     ],
 )
 def test_a_line_that_readers_of_the_run_would_mistake_is_refused(of_an_extension, key, value, message):
