@@ -12,7 +12,6 @@ from recipes.planning.rates import (
     LARGEST_WITHOUT_WARMUP,
     LINEAR,
     USUAL_WARMUP,
-    first_step_of,
     full_rate,
     momentum_at,
     target_inside,

@@ -135,7 +135,8 @@ def _rise_over(case: Case) -> str:
     start = "reference" if case.growth**case.exponent > 2 else 0
     inside = target_inside(recipe.batch.global_, epochs=epochs, rule=formula.rule, scale_with=formula.scale_with)
     target = "" if inside is None else f", target_batch: {inside}"
-    return f"write `warmup: {{kind: GradualWarmup, epochs: {epochs:g}, start: {start}, joins: multiply{target}}}`{later}"
+    made = f"{{kind: GradualWarmup, epochs: {epochs:g}, start: {start}, joins: multiply{target}}}"
+    return f"write `warmup: {made}`{later}"
 
 
 def _new_warmup(case: Case, first_step: float) -> tuple[float, str]:
