@@ -127,8 +127,8 @@ def build_model(recipe: Recipe, dataset: Dataset, *, sides: Sides | None = None)
     """The recipe's model for a data set, its weights not yet drawn from the recipe's seed.
 
     Args:
-        sides: in pixels, as loaded images have them; None: those that the augmentations say, else those of the first
-            samples, where data are at hand.
+        sides: in pixels, as loaded images have them; None: those that are known from the augmentations, else those of
+            the first samples, where data are at hand.
     Raises:
         InputRefused: the recipe's image size changes, and the model does not take one of the sizes; the model takes one
             size only, and evaluation gives it another; its constructor fails.
