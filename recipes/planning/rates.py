@@ -172,13 +172,15 @@ def first_step_of(schedule: Schedule) -> float:
     return next((it for it in boundaries if schedule(it) < schedule(it * JUST_BEFORE)), math.inf)
 
 
-def usual_warmup_epochs(recipe: Recipe, *, latest: float = math.inf) -> float:
+def usual_warmup_epochs(recipe: Recipe, *, latest: float | None = None) -> float:
     """The length of a new warmup: five epochs, a quarter of a run under 20, but one epoch of a run of several.
 
-    It ends at the schedule's first step down, or at `latest`, at the latest (Goyal et al. 2017, arXiv 1706.02677).
+    It ends at `latest` at the latest, left out at the schedule's first step down (Goyal et al. 2017, arXiv 1706.02677),
+    and is rounded down to thousandths.
     """
-    length = max(1.0 if recipe.epochs > 1 else 0.0, recipe.epochs / 4)
-    return min(USUAL_WARMUP, length, latest, first_step_of(recipe.learning_rate.schedule))
+    latest = first_step_of(recipe.learning_rate.schedule) if latest is None else latest
+    length = min(USUAL_WARMUP, max(1.0 if recipe.epochs > 1 else 0.0, recipe.epochs / 4), latest)
+    return math.floor(1000 * length) / 1000 or length
 
 
 def largest_linear_batch(recipe: Recipe) -> float:

@@ -42,12 +42,12 @@ def check_image_size(reading: Reading, recipe: Recipe) -> None:
         reading.refuse(path, what, "write the number of pixels")
     if end is not None and (end.train is None or recipe.image_size is not None):
         late = late_sizes(recipe)
-        for size, before in zip(late, image_sizes(recipe)[-len(late) :], strict=True):
+        for size, before in zip(late, image_sizes(recipe, known=True)[-len(late) :], strict=True):
             if None not in (size, before) and size != before:
                 what = f"makes images of {size} pixels, where `augmentation.train` makes {before}"
                 reading.refuse(("augmentation", "end"), what, "write `end.train` with that size")
                 break
-    trained_at, scored_at = {*image_sizes(recipe)}, evaluated_size(recipe)
+    trained_at, scored_at = {*image_sizes(recipe, known=True)}, evaluated_size(recipe, known=True)
     if getattr(recipe.model, "takes_one_size", False) and None not in trained_at | {scored_at} and len(trained_at) == 1:
         (side,) = trained_at
         if side != scored_at:

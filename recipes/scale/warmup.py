@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,13 +12,12 @@ from recipes.planning.rates import (
     LARGEST_WITHOUT_WARMUP,
     LINEAR,
     USUAL_WARMUP,
-    first_step_of,
     full_rate,
     momentum_at,
     target_inside,
     usual_warmup_epochs,
 )
-from recipes.scale.request import Change, Request, rounded
+from recipes.scale.request import Change, Request
 
 GOYAL = "Goyal et al. 2017, arXiv 1706.02677"
 _FEWEST_READINGS = 5  # of a warmup: torchvision reads one of five epochs once an epoch
@@ -61,7 +61,7 @@ def _rises_until(request: Request) -> float | None:
 
 def _five_epochs(request: Request) -> dict[str, Any]:
     epochs = usual_warmup_epochs(request.recipe)
-    whole = int(epochs) if epochs == int(epochs) else rounded(epochs)
+    whole = int(epochs) if epochs == int(epochs) else epochs
     made = {"kind": "GradualWarmup", "epochs": whole, "start": "reference", "joins": "multiply"}
     ramp = replace(request.recipe.batch.global_, sizes=tuple(request.sizes))
     formula = request.recipe.learning_rate
@@ -74,9 +74,9 @@ def _why_so_long(request: Request, epochs: float) -> str:
     words = f"a rise in a straight line over {epochs:g} epochs"
     if epochs == USUAL_WARMUP:
         return words
-    if epochs == rounded(request.recipe.epochs / 4):
+    if epochs == usual_warmup_epochs(request.recipe, latest=request.recipe.epochs / 4):
         return f"{words}, a quarter of this run; {USUAL_WARMUP:g} in a longer one"
-    if epochs < first_step_of(request.recipe.learning_rate.schedule):
+    if epochs == usual_warmup_epochs(request.recipe, latest=math.inf):
         return f"{words}, the shortest that lint takes for one; {USUAL_WARMUP:g} in a longer run"
     return f"{words}, up to the schedule's first step down; {USUAL_WARMUP:g} where it comes later"
 

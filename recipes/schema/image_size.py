@@ -26,16 +26,22 @@ def at_image_size(entry: _Entry, size: int) -> _Entry:
     return dataclasses.replace(entry, **dict.fromkeys(keys, size)) if keys else entry
 
 
-def image_sizes(recipe: Recipe) -> list[int | None]:
+def image_sizes(recipe: Recipe, *, known: bool = False) -> list[int | None]:
     """Side of the images that the model is trained on in pixels, for each step of the recipe's `image_size`.
 
     It is the `size` of the last augmentation that has one, or the `shorter` of a `Resize` behind it; else None. An
     augmentation whose `size` is not that of its output says so by a class attribute `keeps_size = True`.
+
+    Args:
+        known: None also where an augmentation of the user's own behind that one, without `size` and `keeps_size`, may
+            change the size; else it is taken to keep it.
     """
+    side_of = _known_side if known else _side
     if recipe.image_size is None:
-        return [_side(recipe.augmentation.train)]
+        return [side_of(recipe.augmentation.train)]
     steps = recipe.image_size.sizes
-    return [_side([at_image_size(part, size) for part in recipe.augmentation.train]) or size for size in steps]
+    sides = [side_of([at_image_size(part, size) for part in recipe.augmentation.train]) for size in steps]
+    return sides if known else [side or size for side, size in zip(sides, steps, strict=True)]
 
 
 def sides_by_size(recipe: Recipe) -> dict[int | None, int | None]:
@@ -45,17 +51,31 @@ def sides_by_size(recipe: Recipe) -> dict[int | None, int | None]:
 
 
 def late_sizes(recipe: Recipe) -> list[int | None]:
-    """Side of the training images after the end of augmentation, for each step of `image_size` from there on."""
+    """Side of the training images after the end of augmentation, for each step of `image_size` from there on.
+
+    It is None where it is not `known`, as of `image_sizes`.
+    """
     late, ramp, at = recipe.augmentation.late, recipe.image_size, recipe.augmentation.end.at
     if ramp is None:
-        return [_side(late)]
+        return [_known_side(late)]
     steps = [size for start, size in zip(ramp.boundaries, ramp.sizes, strict=True) if start > at]
-    return [_side([at_image_size(part, size) for part in late]) for size in (ramp(at), *steps)]
+    return [_known_side([at_image_size(part, size) for part in late]) for size in (ramp(at), *steps)]
 
 
-def evaluated_size(recipe: Recipe) -> int | None:
+def evaluated_size(recipe: Recipe, *, known: bool = False) -> int | None:
     """Side of the images that the model is scored on, as of `image_sizes`."""
-    return _side(recipe.augmentation.eval)
+    return (_known_side if known else _side)(recipe.augmentation.eval)
+
+
+def _known_side(parts: Sequence[object]) -> int | None:
+    for part in reversed(parts):
+        if getattr(part, "keeps_size", False):
+            continue
+        if isinstance(getattr(part, "size", None), int):
+            break
+        if not type(part).__module__.startswith("trainers."):  # the user's own, or not built
+            return None
+    return _side(parts)
 
 
 def _side(parts: Sequence[object]) -> int | None:

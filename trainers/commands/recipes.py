@@ -206,7 +206,7 @@ def pack(
     """Put a recipe and what is known of it into one file.
 
     It holds sources, the data set's facts, runs, claims and card, not the data. The same input gives the same bytes.
-    Commands that look at a recipe or train it take the file; `recipes copy` and `recipes scale` do not.
+    Commands that look at a recipe or train it take the file; `recipes copy`, `recipes scale` and `recipes pack` do not.
     """
     from recipes.errors import RecipeError
     from recipes.reading.open import open_dataset

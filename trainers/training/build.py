@@ -127,16 +127,18 @@ def build_model(recipe: Recipe, dataset: Dataset, *, sides: Sides | None = None)
     """The recipe's model for a data set, its weights not yet drawn from the recipe's seed.
 
     Args:
-        sides: in pixels, as loaded images have them; None: those that the augmentations say, else those of the first
-            samples, where data are at hand.
+        sides: in pixels, as loaded images have them; None: those that are known from the augmentations, else those of
+            the first samples, where data are at hand.
     Raises:
         InputRefused: the recipe's image size changes, and the model does not take one of the sizes; the model takes one
             size only, and evaluation gives it another; its constructor fails.
     """
-    sizes, scored_at = image_sizes(recipe), evaluated_size(recipe)
-    if sides is None and sizes[-1] is None:
+    sizes, scored_at = image_sizes(recipe), evaluated_size(recipe, known=True)
+    is_known = image_sizes(recipe, known=True)[-1] is not None
+    if sides is None and not is_known:
         sides = _sides_at_hand(recipe, dataset)
     if sides is not None:
+        is_known = is_known or sides[0] is not None
         sizes[-1], scored_at = sides[0] or sizes[-1], sides[1] or scored_at
     try:
         model = recipe.model.build(num_classes=dataset.num_classes, channels=dataset.channels, image_size=sizes[-1])
@@ -150,7 +152,8 @@ def build_model(recipe: Recipe, dataset: Dataset, *, sides: Sides | None = None)
         _require_sizes(model, recipe.model, channels=dataset.channels, sizes=sorted(set(sizes)))
     if sides is None and scored_at is None and getattr(model, "image_size", None) is not None:
         _, scored_at = _sides_at_hand(recipe, dataset)
-    _require_evaluated_size(model, recipe, scored_at)
+    if is_known:
+        _require_evaluated_size(model, recipe, scored_at)
     return model
 
 

@@ -153,16 +153,16 @@ def scaled_twice(case: Case) -> Iterator[Fault]:
 def long_steps(case: Case) -> Iterator[Fault]:
     """A rate that moves or shrinks the weights further than any published one.
 
-    Of SGD counts the full rate, however it is written, over 1 - momentum, for each 256 samples: 1.0 in Goyal et al.,
-    at most 2.3 in the library's recipes for ImageNet and 4 for small data sets. A rate that was scaled twice, or a
-    momentum that was raised at the same rate, is many times that. Of schedule-free SGD, whose rate is 10 to 50 times
-    that of SGD, a fifth of the rate counts. A warmup to another batch is reported as that. An update of Adam moves each
-    weight by about the rate, one of LAMB a layer by that share of its norm, one of LARS by the rate times
-    `trust_coefficient`: at most 0.04 in the library, and a rate of SGD is many times that. A tenth is reported. Muon
-    moves a matrix by singular values of about the rate: 0.02 to 0.24 are published, more than 1 is reported; with
-    `scale: largest`, whose step is about Adam's, a tenth. Weight decay shrinks the weights by rate times decay, over
-    1 - momentum where it is part of the gradient. More than a tenth in an update is reported. A factor of `/*` in
-    `learning_rate.factors` counts.
+    Of SGD counts the full rate, however it is written, over 1 - momentum, for each 256 samples of the batch at that
+    time: 1.0 in Goyal et al., at most 2.3 in the library's recipes for ImageNet and 4 for small data sets. A rate that
+    was scaled twice, or a momentum that was raised at the same rate, is many times that. Of schedule-free SGD, whose
+    rate is 10 to 50 times that of SGD, a fifth of the rate counts. A warmup to another batch is reported as that. An
+    update of Adam moves each weight by about the rate, one of LAMB a layer by that share of its norm, one of LARS by
+    the rate times `trust_coefficient`: at most 0.04 in the library, and a rate of SGD is many times that. A tenth is
+    reported. Muon moves a matrix by singular values of about the rate: 0.02 to 0.24 are published, more than 1 is
+    reported; with `scale: largest`, whose step is about Adam's, a tenth. Weight decay shrinks the weights by rate times
+    decay, over 1 - momentum where it is part of the gradient. More than a tenth in an update is reported. A factor of
+    `/*` in `learning_rate.factors` counts.
 
     Way out: the rate and momentum of a published recipe with this optimizer, scaled once; a smaller `weight_decay`.
     Source: Smith et al. 2017, arXiv 1711.00489: the noise of SGD goes as rate / (batch (1 - momentum)); the library;
@@ -180,6 +180,7 @@ def long_steps(case: Case) -> Iterator[Fault]:
     elif case.is_sgd and kind not in _MEASURE_THEIR_RATE and step > 1.001 * largest:
         if any(warmup_to_other_batch(case)):
             return
+        rate = case.rates[_epoch_of_longest_step(case)]
         smaller = f"write a rate {_rounded_up(step / largest):g} times smaller or more"
         yield Fault(
             keys=(
@@ -194,7 +195,7 @@ def long_steps(case: Case) -> Iterator[Fault]:
                 "schedules.momentum",
                 "dataset",
             ),
-            what=f"rate {case.peak[0]:.4g}{case.over} is {step:.3g} per 256 samples, published: at most {largest:g}",
+            what=f"rate {rate:.4g}{case.over} is {step:.3g} per 256 samples, published: at most {largest:g}",
             way_out=smaller + ", or a smaller momentum" * (case.momentum_factor > 1) + _or_of_this_batch(case),
         )
     elif shrunk > _LARGEST_SHARE:
@@ -248,8 +249,16 @@ def _rounded_up(value: float) -> float:
 
 def _step(case: Case) -> tuple[float, float]:
     """The longest step of SGD, as `Case.step_at` counts, for 256 samples, and the longest published one."""
-    step = case.longest_step / batch_size_at(case.recipe, case.peak[1]) * 256
+    step = _step_per_sample(case, _epoch_of_longest_step(case)) * 256
     return step, _LONGEST_STEPS[case.opened.dataset.num_train >= _LARGE_DATA]
+
+
+def _epoch_of_longest_step(case: Case) -> float:
+    return max(case.rates, key=lambda epoch: _step_per_sample(case, epoch))
+
+
+def _step_per_sample(case: Case, epoch: float) -> float:
+    return case.step_at(epoch) / batch_size_at(case.recipe, epoch)
 
 
 def _or_of_this_batch(case: Case) -> str:

@@ -62,11 +62,11 @@ def no_warmup(case: Case) -> Iterator[Fault]:
 
 
 def short_warmup(case: Case) -> Iterator[Fault]:
-    """A rise of less than one epoch to more than 8 times the rate of batch 256.
+    """A rise of less than one epoch, or a quarter of a shorter run, to more than 8 times the rate of batch 256.
 
     A few updates are over before the gradient has settled; the first long steps then come as if there were no warmup.
 
-    Way out: 5 epochs, in a short run a quarter of it.
+    Way out: 5 epochs, in a short run a quarter of it; a later first step of the schedule if it comes within an epoch.
     Source: Goyal et al. 2017, arXiv 1706.02677: 5 epochs, 782 updates at batch 8,192; the shortest of the library is 2.
     Fires:
         learning_rate: {warmup: {epochs: 5up}}
@@ -77,7 +77,8 @@ def short_warmup(case: Case) -> Iterator[Fault]:
     warmup = case.recipe.learning_rate.warmup
     epoch = max(epoch, 0.0 if warmup is None else warmup.shape.epochs)
     rises = case.rate_at(0.0) < 0.5 * rate and case.optimizer["kind"] not in _BRING_THEIR_OWN
-    if case.is_sgd and rises and epoch < 1 and max(case.growth, case.longest_step) > LARGEST_WITHOUT_WARMUP:
+    is_short = rises and epoch < _shortest_warmup(case)
+    if case.is_sgd and is_short and max(case.growth, case.longest_step) > LARGEST_WITHOUT_WARMUP:
         yield Fault(
             keys=(
                 "learning_rate.warmup.epochs",
@@ -130,17 +131,25 @@ def warmup_to_other_batch(case: Case) -> Iterator[Fault]:
 
 def _rise_over(case: Case) -> str:
     recipe, formula = case.recipe, case.recipe.learning_rate
-    epochs = _warmup_epochs(case)
+    epochs, later = _new_warmup(case, first_step_of(formula.schedule))
     start = "reference" if case.growth**case.exponent > 2 else 0
     inside = target_inside(recipe.batch.global_, epochs=epochs, rule=formula.rule, scale_with=formula.scale_with)
     target = "" if inside is None else f", target_batch: {inside}"
-    return f"write `warmup: {{kind: GradualWarmup, epochs: {epochs:g}, start: {start}, joins: multiply{target}}}`"
+    made = f"{{kind: GradualWarmup, epochs: {epochs:g}, start: {start}, joins: multiply{target}}}"
+    return f"write `warmup: {made}`{later}"
 
 
-def _warmup_epochs(case: Case, latest: float = math.inf) -> float:
-    """The length of a new warmup, which ends at the latest there; it is not rounded up."""
-    length = usual_warmup_epochs(case.recipe, latest=latest)
-    return math.floor(1000 * length) / 1000 or length
+def _new_warmup(case: Case, first_step: float) -> tuple[float, str]:
+    """The length of a new warmup, and words on a later first step down of the schedule if it comes too early."""
+    epochs = usual_warmup_epochs(case.recipe, latest=first_step)
+    if epochs >= _shortest_warmup(case):
+        return epochs, ""
+    epochs = usual_warmup_epochs(case.recipe, latest=math.inf)
+    return epochs, f" and move the schedule's first step down from {first_step:.3g} to {epochs:g} or later"
+
+
+def _shortest_warmup(case: Case) -> float:
+    return usual_warmup_epochs(case.recipe, latest=1.0)
 
 
 def warmup_read_once(case: Case) -> Iterator[Fault]:
@@ -252,7 +261,7 @@ def _boundaries_within(boundaries: Sequence[float], case: Case, starts: float) -
     way_out = f"write boundaries such as [{', '.join(apart)}]"
     warmup = case.recipe.learning_rate.warmup
     if warmup is not None and not starts and warmup.shape.epochs > float(apart[0]):
-        way_out += f" and `warmup: {{epochs: {_warmup_epochs(case, float(apart[0])):g}}}`"
+        way_out += f" and `warmup: {{epochs: {usual_warmup_epochs(case.recipe, latest=float(apart[0])):g}}}`"
     return way_out
 
 
@@ -287,8 +296,9 @@ def warmup_past_decay(case: Case) -> Iterator[Fault]:
     The run then never reaches the full rate, because the schedule has already lowered it when the warmup ends, or
     hardly uses it. A recipe that extends another and shortens the run inherits its warmup.
 
-    Way out: 5 epochs, in a short run a quarter of it, and not beyond the first step; or let the schedule's clock start
-        after the warmup with `joins: before`, if the steps then still lie within the run.
+    Way out: 5 epochs, in a short run a quarter of it, and not beyond the first step, which moves if it comes within an
+        epoch; or let the schedule's clock start after the warmup with `joins: before`, if the steps then still lie
+        within the run.
     Source: Goyal et al. 2017, arXiv 1706.02677: 5 epochs of warmup, the first step at epoch 30.
     Fires:
         learning_rate: {warmup: {epochs: 31}}
@@ -300,7 +310,8 @@ def warmup_past_decay(case: Case) -> Iterator[Fault]:
         return
     ends, boundaries = formula.warmup.shape.epochs, _boundaries(formula.schedule)
     first = math.inf if formula.warmup.joins == "before" else first_step_of(formula.schedule)
-    way_out = f"write `warmup: {{epochs: {_warmup_epochs(case, first):g}}}`"
+    epochs, later = _new_warmup(case, first)
+    way_out = f"write `warmup: {{epochs: {epochs:g}}}`{later}"
     if ends > max(1, run / 2):
         keys = ("learning_rate.warmup.epochs", "epochs")
         yield Fault(keys=keys, what=f"the warmup takes {ends:g} of {run:g} epochs", way_out=way_out)

@@ -68,6 +68,10 @@ CYCLE = """\
 learning_rate: {warmup: null, schedule: {kind: PiecewiseLinear, points: [[0, 0.04], [30, 1], [90, 0]]}}
 schedules: {momentum: {kind: PiecewiseLinear, points: [[0, %s], [30, %s], [90, %s]]}}
 """
+STEADY = """\
+learning_rate: {schedule: {kind: Constant}}
+schedules: {momentum: {kind: PiecewiseLinear, points: %s}}
+"""
 GAIN = "epochs: 20\noptimizer: {clock: %s}\nlearning_rate: {schedule: {epochs: 10}}\n"
 SLOW = "learning_rate: {%sschedule: {kind: SlowStart, boundaries: [30, 60], factors: [%s, 1.0, 0.1]}}\n"
 RISING = "learning_rate: {warmup: null, schedule: {kind: PiecewiseLinear, points: [[0, %s], [10, 1], [90, 0]]}}\n"
@@ -184,6 +188,9 @@ LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
         # a momentum that moves against the rate, and with it
         ("goyal2017/1024", "optimizer: {momentum: 0.95}\n" + CYCLE % (1, 0.89, 1), []),
         ("goyal2017/1024", CYCLE % (1, 1.06, 1), ["raised-momentum"]),
+        # a momentum that is high where the batch is large, and where it is small
+        ("fashion/ramp_4096", STEADY % "[[0, 1], [8, 1], [8.1, 1.088]]", ["raised-momentum"]),
+        ("fashion/ramp_4096", STEADY % "[[0, 1.088], [8, 1]]", ["long-steps", "raised-momentum"]),
         # a schedule that the gain makes longer
         ("fashion/adascale_4096", GAIN % "samples", ["rate-near-zero"]),
         ("fashion/adascale_4096", GAIN % "gain", []),

@@ -149,3 +149,27 @@ def test_a_rate_of_this_batch_that_a_rule_scales_once_more_is_kept_without_the_r
     assert finding.way_out.endswith(", or, if 0.7 was found at batch 2,048: `rule: none, per: 2048`")
     assert lint(text % (0.7, ", rule: none, per: 2048, warmup: {start: 0}")) == []
     assert "was found" not in lint(text % (8, ""))[0].way_out
+
+
+EARLY = """\
+kilobatch: 1
+extends: goyal2017
+learning_rate: {schedule: {boundaries: %s}, warmup: %s}
+"""
+
+
+@pytest.mark.parametrize("warmup", ["null", "{epochs: 0.666}", "{epochs: 0.9}", "{epochs: 50}"])
+def test_a_first_step_within_an_epoch_is_moved_where_a_warmup_is_added_or_longer(warmup, lint):
+    moved = "and move the schedule's first step down from 0.667 to 5 or later"
+    found = lint(EARLY % ("[0.6667, 60, 80]", warmup))
+    assert found
+    assert all("epochs: 5" in each.way_out and moved in each.way_out for each in found)
+    assert lint(EARLY % ("[5, 60, 80]", "{epochs: 5}")) == []
+
+
+def test_a_quarter_of_a_run_of_an_epoch_is_long_enough_for_a_warmup(lint):
+    text = "kilobatch: 1\nextends: goyal2017\nepochs: 0.95\nlearning_rate: {schedule: {kind: Cosine}, warmup: %s}\n"
+    for warmup, rules in (("null", ["no-warmup"]), ("{epochs: 0.1}", ["short-warmup"]), ("{epochs: 0.237}", [])):
+        found = [each for each in lint(text % warmup) if "warmup" in each.rule]
+        assert [each.rule for each in found] == rules
+        assert all("epochs: 0.237," in each.way_out for each in found)

@@ -84,3 +84,13 @@ def test_lint_and_scale_write_the_same_new_warmup(keys, epochs, scale, tmp_path,
     findings = {finding.rule: finding.way_out for finding in lint_recipe("large.yaml", vocabulary=vocabulary())}
     assert f"GradualWarmup, epochs: {epochs}," in findings["no-warmup"]
     assert not [each.rule for each in lint_recipe(made.file, vocabulary=vocabulary()) if "warmup" in each.rule]
+
+
+def test_a_new_warmup_does_not_end_after_the_schedules_first_step(scale, change_of):
+    keys = "learning_rate: {schedule: {boundaries: [640587sp, 60, 80]}}"  # at 0.50000273 epochs
+    made, opened = scale("mine.yaml", 8192, text=f"kilobatch: 1\nextends: goyal2017/256\n{keys}\n")
+    formula = opened.recipe.learning_rate
+    assert formula.warmup.shape.epochs == 0.5 < formula.schedule.boundaries[0]
+    (change,) = [change for change in made.changes if change.key == "learning_rate.warmup"]
+    assert "up to the schedule's first step down" in change.reason
+    assert "warmup-past-decay" not in [each.rule for each in lint_recipe(made.file, vocabulary=vocabulary())]

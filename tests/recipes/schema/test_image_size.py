@@ -1,5 +1,8 @@
 """Progressive resizing in a recipe: which update has which size, and what is refused where."""
 
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
 import numpy as np
 
 from lr_schedules import BatchRamp
@@ -9,9 +12,9 @@ from recipes.planning.timeline import timeline, timeline_of
 from recipes.reading.open import open_cluster
 from recipes.reports.curves import curve_points
 from recipes.reports.terminal import plan_text
-from recipes.schema.image_size import at_image_size, keys_of_image_size
+from recipes.schema.image_size import at_image_size, evaluated_size, image_sizes, keys_of_image_size
 from recipes.schema.vocabulary import Unbuilt
-from trainers.augmentations import CenterCrop, Cutout, RandomResizedCrop, Resize
+from trainers.augmentations import CenterCrop, Cutout, HorizontalFlip, RandomResizedCrop, Resize
 from trainers.launch.vocabulary import vocabulary
 
 CROP = "augmentation: {train: [{kind: RandomResizedCrop, size: image_size}]}"
@@ -92,6 +95,32 @@ def test_what_means_the_size_gets_it_and_nothing_else_changes():
     for fixed in (CenterCrop(size=7), Cutout(size=3), object(), Unbuilt(kind="Warp", fields={"size": "image_size"})):
         assert at_image_size(fixed, 12) is fixed
     assert keys_of_image_size(Unbuilt(kind="Warp", fields={"size": "image_size"})) == ["size"]
+
+
+@dataclass(frozen=True)
+class Own:
+    """An augmentation of the user's own."""
+
+
+@dataclass(frozen=True)
+class KeepsSize:
+    keeps_size: ClassVar[bool] = True
+
+
+def test_behind_an_own_augmentation_the_size_is_taken_for_the_same_and_not_known(opened):
+    recipe = opened().recipe
+    crop, flip = CenterCrop(size=7), HorizontalFlip()
+    for parts, size in (
+        ((crop, flip), 7),
+        ((crop, Own()), None),
+        ((crop, Unbuilt(kind="own.Warp", fields={})), None),
+        ((crop, KeepsSize()), 7),
+        ((Own(), crop), 7),
+        ((crop, Own(), Resize(shorter=5)), None),
+    ):
+        changed = replace(recipe, augmentation=replace(recipe.augmentation, train=parts, eval=parts))
+        assert [evaluated_size(changed, known=True)] == image_sizes(changed, known=True) == [size]
+        assert [evaluated_size(changed)] == image_sizes(changed) == [5 if len(parts) == 3 else 7]
 
 
 def test_curve_and_plan_show_it_where_there_is_one(opened):

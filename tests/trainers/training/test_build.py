@@ -109,6 +109,42 @@ def test_a_model_of_one_size_is_built_for_the_images_that_are_loaded_where_no_cr
         parts("model={kind: SimpleCNN, hidden: 8}", lists[0], scored)
 
 
+HALF = """
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalfOfThem:
+    def __call__(self, image_HWC, draws):
+        return image_HWC[::2, ::2].copy()
+"""
+
+
+@pytest.mark.parametrize(
+    ("train", "scored", "image_size"),
+    [
+        ("{kind: RandomCrop, size: 4}", "{kind: CenterCrop, size: 8}, {kind: half.HalfOfThem}", 4),
+        ("{kind: RandomCrop, size: 8}, {kind: half.HalfOfThem}", "{kind: CenterCrop, size: 4}", 4),
+        ("{kind: RandomCrop, size: 8}, {kind: half.HalfOfThem}", "{kind: CenterCrop, size: 8}", None),
+    ],
+)
+def test_the_data_say_the_size_behind_an_own_augmentation_that_does_not(
+    train, scored, image_size, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "half.py").write_text(HALF)
+    names = vocabulary(allow_code=True)
+    lists = {"train": train, "eval": scored}
+    overrides = [f"augmentation.{key}=[{parts}, {NORMALIZE}]" for key, parts in lists.items()]
+    overrides.append("model={kind: SimpleCNN, hidden: 8}")
+    opened = open_recipe("digits/baseline", vocabulary=names, overrides=overrides, allow_code=True)
+    if image_size is None:
+        with pytest.raises(InputRefused, match="would be trained on 4x4 and scored on 8x8"):
+            build_model(opened.recipe, opened.dataset)
+    else:
+        assert build_model(opened.recipe, opened.dataset).image_size == image_size
+
+
 def test_augmentation_may_end_where_the_list_of_training_does_not_end_in_its_normalisation():
     """Both lists normalise before `finish`, which is that of training."""
     train = "augmentation.train=[{kind: Normalize, with: digits}, {kind: RandomErasing, probability: 1}]"
