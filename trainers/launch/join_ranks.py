@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 import threading
@@ -60,6 +61,7 @@ from trainers.runs.stop_request import STOP_FILE, remove_old_request
 from trainers.runs.watchdog import start_watchdog, watch_next_rank
 from trainers.training.exact_mode import require_same_machine
 
+_LONGEST_JOIN_SECONDS = 600.0  # for all ranks of a launcher to start and to come to MPI_Init
 _OTHERS_SECONDS = 1.0  # for the processes of the other ranks to end, once they have left MPI
 _WAY_OUT_OF_ONE_RANK = (
     "leave -n out: `srun -n N kilobatch train R` starts N ranks, and without srun `train R -n N` does; in a shell that "
@@ -168,9 +170,29 @@ def _passed(folder: Path, prepared: Prepared) -> str:
 def join_world(ranks: int) -> Any:
     """MPI's communicator of all ranks; called once a process. From now on an uncaught exception ends all ranks.
 
+    A rank that waits ten minutes for the others ends with a traceback: launchers let it wait in MPI_Init for good.
+
     Raises:
         LaunchError: mpi4py finds no MPI, or another one than the launcher's.
     """
+    faulthandler.dump_traceback_later(_LONGEST_JOIN_SECONDS, exit=True, file=2)  # MPI_Init keeps Python's lock
+    try:
+        MPI = _mpi()
+        world = MPI.COMM_WORLD
+        abort_on_exception(world.rank)
+        if world.size != ranks:
+            raise LaunchError(
+                f"{ranks} ranks were launched, but MPI joins {world.size}: the launcher and mpi4py use different MPIs; "
+                f"{way_to_join(MPI.Get_library_version())}"
+            )
+        world.Barrier()  # all have left MPI_Init
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    remove_shared_memory()
+    return world
+
+
+def _mpi() -> Any:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -178,16 +200,7 @@ def join_world(ranks: int) -> Any:
             f"MPI cannot start: {' '.join(str(error).split())}; install mpi4py and an MPI for it (pip install mpi4py "
             "mpich), and see `kilobatch doctor`"
         ) from error
-    world = MPI.COMM_WORLD
-    abort_on_exception(world.rank)
-    if world.size != ranks:
-        raise LaunchError(
-            f"{ranks} ranks were launched, but MPI joins {world.size}: the launcher and mpi4py use different MPIs; "
-            f"{way_to_join(MPI.Get_library_version())}"
-        )
-    world.Barrier()  # all have left MPI_Init
-    remove_shared_memory()
-    return world
+    return MPI
 
 
 def way_to_join(library: str, environment: Mapping[str, str] = os.environ) -> str:

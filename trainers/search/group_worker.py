@@ -94,10 +94,11 @@ def run_launched_worker(folder: Path, *, each: int, ranks: int) -> int:
         folder: of the search.
         each, ranks: of a group, and how many the launcher started, at least `each`.
     """
-    from mpi4py import MPI
-
     threads = limit_threads(threads=1)
     world = join_world(ranks)
+
+    from mpi4py import MPI
+
     choose_gpu(local_rank_of(world))
     messages = world.bcast(f"world-{time.time_ns()}", root=0)
     search_ended = watch_next_rank(world, "the same command goes on")

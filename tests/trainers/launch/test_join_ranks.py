@@ -296,3 +296,21 @@ def test_a_host_without_the_recipe_of_rank_0_is_told_that_all_hosts_need_the_sam
     request = TrainRequest(recipe=str(tmp_path / "own.yaml"))
     with pytest.raises(RankFailed, match="there is no file .*own.yaml(?s:.*)all hosts need the same working directory"):
         join_ranks._prepare_as_rank_0(request, ranks=2)
+
+
+LATE = """\
+import os, sys, time
+from trainers.launch import join_ranks
+join_ranks._LONGEST_JOIN_SECONDS = 1.0
+if os.environ["PMI_RANK"] == "1":
+    time.sleep(40)
+join_ranks.join_world(2)
+"""
+
+
+def test_a_rank_that_others_never_join_ends_the_job():
+    words = [find_mpiexec(), "-n", "2", sys.executable, "-c", LATE]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=30)
+    assert done.returncode not in (0, None)
+    assert "Timeout (0:00:01)!" in done.stderr
+    assert " in join_world\n" in done.stderr
