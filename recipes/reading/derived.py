@@ -22,6 +22,7 @@ from recipes.reading.yaml import Node, Origin, flow_text, parse_yaml
 
 _Keys = tuple[str | int, ...]
 _POSITION = re.compile(r", ((?P<position>[0-9.]\S*) = (?P<value>\S+))$")
+_POSITION_IN_COMMENT = re.compile(r"# (?:.+:\d+|command line|search .+ trial \d+)(, [0-9.]\S* = \S+)$")
 
 UNSURE = "unsure"  # in place of a rule: the file does not say whether one filled the value in
 # Last key of a value that a rule fills in -> what the rule reads.
@@ -45,21 +46,23 @@ def with_rules(root: Node, path: Path, data: bytes) -> Node:
     value that is not what the rule makes of the file was edited since, and is the user's own.
     """
     beside, lines = _recorded_beside(path), data.decode("utf-8-sig").splitlines()
+    is_resolved = root.value.keys() >= _RESOLVED
 
     def rule_of(keys: _Keys, node: Node) -> str:
         if beside is not None:
             text = str(beside.get(".".join(map(str, keys)), ""))
+            position = _POSITION.search(text)
         else:
             line = lines[node.origin.line - 1].rstrip()
-            found = _POSITION.search(line) or _COMMENT.search(line)
-            text = found[1] if found else ""
-        if position := _POSITION.search(f", {text}"):
+            written, found = _POSITION_IN_COMMENT.search(line) if is_resolved else None, _COMMENT.search(line)
+            position, text = written and _POSITION.search(written[1]), found[1] if found else ""
+        if position:
             return position[1] if position["value"] == flow_text(node.value) else ""
         if keys[-1] not in _SOURCES or (keys[-1] == "epochs" and "schedule" not in keys and keys[0] != "schedules"):
             return ""
         if text.startswith("rule: "):
             return text if _by_rule(root, keys) in (None, node.value) else ""
-        is_unsure = _IN_A_WRITTEN_FILE.fullmatch(text) if text else root.value.keys() >= _RESOLVED
+        is_unsure = _IN_A_WRITTEN_FILE.fullmatch(text) if text else is_resolved
         return UNSURE if is_unsure and keys[-1] in ("epochs", "target_batch") else ""
 
     return _marked(root, (), rule_of)

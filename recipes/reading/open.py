@@ -90,6 +90,7 @@ def open_recipe(
     data_root: Path | None = None,
     copies_in: Sequence[Path] = (),
     of_run: bool | None = False,
+    as_trained: bool = False,
 ) -> OpenedRecipe:
     """A recipe by its name in the library or the path of its file.
 
@@ -103,16 +104,18 @@ def open_recipe(
         copies_in: folders of runs whose copies of own code and initial weights may serve, after all others.
         of_run: a run was trained with it, so that rules younger than the run give `warnings`; None: if the file is that
             in the folder of a run.
+        as_trained: it is looked at for the model of a run: positions are the epochs that they were then, also where
+            other samples are scored than in the run.
     Raises:
         RecipeError: with all problems of the recipe, of what it extends, or of its data set.
     """
     path = find_or_refuse("recipes", str(name_or_path))
-    of_run = path.name == PACKED and (path.parent / _RUN).is_file() if of_run is None else of_run
-    how = {"overrides": overrides, "overrides_from": overrides_from, "counted_anew": not of_run}
+    how = {"overrides": overrides, "overrides_from": overrides_from, "counted_anew": not as_trained}
     tree, origins = load_tree(path, **how)
     folders = _code_folders(path, copies_in)
     if allow_code:
         _add_to_python_path(folders)
+    of_run = path.name == PACKED and (path.parent / _RUN).is_file() if of_run is None else of_run
     how = {"allow_code": allow_code, "of_run": of_run, "copies_in": tuple(copies_in)}
     reading = Reading(origins=origins, vocabulary=vocabulary, **how)
 

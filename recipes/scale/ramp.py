@@ -102,8 +102,7 @@ def stepped_recipe(
     **options: Any,
 ) -> Scaled:
     """Write a recipe that extends another one and has these steps of the batch; raises as `step_changes`."""
-    request = Request(opened=opened, batch=steps[-1][1])
-    changes = tuple(with_positions(request, step_changes(opened, steps, reason, source)))
+    changes = step_changes(opened, steps, reason, source)
     file = out or Path(f"{opened.recipe.name}-ramp.yaml")
     require_name(file)
     title = f"{opened.recipe.name} with a batch that grows where {reason}, derived and not measured"
@@ -135,15 +134,22 @@ def required_rule(opened: OpenedRecipe) -> str:
 
 def step_changes(
     opened: OpenedRecipe, steps: Sequence[tuple[float, int]], reason: str, source: str = ""
-) -> Iterator[Change]:
+) -> tuple[Change, ...]:
     """The changes of a recipe whose batch has these steps, with a rate that follows the batch from the first on.
 
         rate(t) times B(t) / B      SGD, with momentum or without; Adam and LAMB: times the root of it
 
+    Positions in updates become epochs.
+
     Raises:
         InputRefused: no rule is known for this optimizer, or the recipe scales its rate by another one.
     """
-    request, recipe = Request(opened=opened, batch=steps[-1][1]), opened.recipe
+    request = Request(opened=opened, batch=steps[-1][1])
+    return tuple(with_positions(request, _of_steps(request, steps, reason, source)))
+
+
+def _of_steps(request: Request, steps: Sequence[tuple[float, int]], reason: str, source: str) -> Iterator[Change]:
+    opened, recipe = request.opened, request.recipe
     formula, sizes, warmup = recipe.learning_rate, recipe.batch.global_.sizes, recipe.learning_rate.warmup
     rule = required_rule(opened)
     yield request.moved("batch.global", [{"from": at, "size": size} for at, size in steps], reason, source)

@@ -51,7 +51,7 @@ def export_run(
         raise InputRefused(f"-o {out}: {what}; give another -o")
     require_run(folder)
     words = vocabulary(allow_code=allow_code)
-    opened = open_recipe(folder / RECIPE, vocabulary=words, allow_code=allow_code, of_run=True)
+    opened = open_recipe(folder / RECIPE, vocabulary=words, allow_code=allow_code, of_run=True, as_trained=True)
     if changed := _changed_code(folder, opened):
         changed = f"{folder} was trained with other {changed}; {folder / CODE} has the run's code"
         if form == "onnx":

@@ -72,7 +72,7 @@ def predict_run(
         require_table(predictions)
     paths = [os.fspath(path) for given in images for path in _image_files(given)]
     words = vocabulary(allow_code=allow_code)
-    opened = open_recipe(folder / RECIPE, vocabulary=words, allow_code=allow_code, of_run=True)
+    opened = open_recipe(folder / RECIPE, vocabulary=words, allow_code=allow_code, of_run=True, as_trained=True)
     print_warnings(opened.warnings)
     names = classes_of(folder, opened.dataset)
     if not names:

@@ -81,10 +81,11 @@ def samples_of_run(
         raise refused_data(opened.dataset, error) from error
     count = len(load.samples)
     what = f"indices: write some of 0 to {count - 1}, the samples that the run is scored on"
-    if np.asarray(indices).dtype == bool:
-        raise InputRefused(f"{what}; of a mask they are numpy.flatnonzero(mask)")
     try:
-        wanted = list(range(count) if indices is None else map(operator.index, indices))
+        given = list(range(count) if indices is None else indices)
+        if any(isinstance(index, bool | np.bool_) for index in given):
+            raise InputRefused(f"{what}; of a mask they are numpy.flatnonzero(mask)")
+        wanted = [*map(operator.index, given)]
     except TypeError:
         raise InputRefused(what) from None
     if not wanted or not 0 <= min(wanted) <= max(wanted) < count:
@@ -101,7 +102,7 @@ def samples_of_run(
 
 def _opened(folder: Path, data: Path | None, allow_code: bool) -> OpenedRecipe:
     how = {"vocabulary": vocabulary(allow_code=allow_code), "allow_code": allow_code, "data_root": data}
-    opened = open_recipe(folder / RECIPE, of_run=True, **how)
+    opened = open_recipe(folder / RECIPE, of_run=True, as_trained=True, **how)
     refuse_folder(opened.dataset, data)
     print_warnings(opened.warnings)
     return opened

@@ -76,11 +76,15 @@ def score_run(
         require_table(predictions)
     changes = [] if split == "run" else ["evaluation.held_out=null"]
     options = {"vocabulary": vocabulary(allow_code=allow_code), "allow_code": allow_code, "data_root": data}
-    opened = open_recipe(folder / RECIPE, overrides=changes, of_run=True, **options)
+    options |= {"of_run": True, "as_trained": True}
+    opened = open_recipe(folder / RECIPE, overrides=changes, **options)
     if metrics:
-        both = [*opened.tree["evaluation"].get("metrics", []), *map(_of_option, metrics)]
+        asked = f"evaluation.metrics={flow_text([*map(_of_option, metrics)])}"
+        options |= {"overrides_from": "--metric"}
+        more = open_recipe(folder / RECIPE, overrides=[*changes, asked], **options)
+        both = [it for recipe in (opened, more) for it in recipe.tree["evaluation"].get("metrics", [])]
         changes.append(f"evaluation.metrics={flow_text([it for at, it in enumerate(both) if it not in both[:at]])}")
-        opened = open_recipe(folder / RECIPE, overrides=changes, overrides_from="--metric", of_run=True, **options)
+        opened = open_recipe(folder / RECIPE, overrides=changes, **options)
     print_warnings(opened.warnings)
     if split == "test" and opened.dataset.validation is not None:
         what = f"data set {opened.dataset.name} has no test split: it scores samples of its training split"
@@ -157,6 +161,8 @@ def _of_option(text: str) -> Any:
     >>> _of_option("MacroF1"), _of_option("{kind: TopAccuracy, k: 3}")
     ({'kind': 'MacroF1'}, {'kind': 'TopAccuracy', 'k': 3})
     """
+    if not text.strip():
+        raise InputRefused("--metric: is empty; write the kind of a metric, such as MacroF1")
     metric = parse_yaml(text.encode(), file="--metric").plain()
     return {"kind": metric} if isinstance(metric, str) else metric
 

@@ -7,7 +7,9 @@ import pytest
 from recipes.reading.identity import recipe_id
 from recipes.reading.load import resolved_text
 from recipes.reading.open import open_recipe
+from recipes.scale import step_changes
 from recipes.sharing.pack_file import open_pack
+from trainers.launch.request import TrainRequest, prepare
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.run_folder import write_run
 
@@ -154,9 +156,8 @@ def test_what_else_positions_are_counted_by_counts_too(written_as, opened):
         given = {"line_6": "batch: {global: [{from: 0, size: 96}, {from: 0.25run, size: 192}]}", "line_7": UNITS}
         again, ours = opened(change, **given), opened_from(path, change)
         assert (points_of(ours), ours.tree["batch"]) == (points_of(again), again.tree["batch"])
-    assert points_of(open_recipe(path, vocabulary=vocabulary(), overrides=["epochs=30"], of_run=True)) == points_of(
-        recipe
-    )
+    as_trained = open_recipe(path, vocabulary=vocabulary(), overrides=["evaluation.held_out=0.2"], as_trained=True)
+    assert points_of(as_trained) == points_of(recipe)
 
 
 def test_a_recipe_scaled_or_ramped_from_that_of_a_run_keeps_the_epochs_of_its_updates(written_as, opened, run):
@@ -169,6 +170,26 @@ def test_a_recipe_scaled_or_ramped_from_that_of_a_run_keeps_the_epochs_of_its_up
         assert code == 0, text
     boundaries = [opened_from(file).tree["learning_rate"]["schedule"]["boundaries"] for file in ("a.yaml", "b.yaml")]
     assert boundaries == [[3.84, 10]] * 2
+
+
+@pytest.mark.parametrize("kind", ["run", "search"])
+def test_a_run_of_such_a_recipe_is_resumed_by_the_same_command(written_as, opened, tmp_path, kind):
+    path = written_as(kind, opened(line_7=UNITS))
+    words = {"recipe": str(path), "overrides": ("epochs=30", "batch.global=192"), "out": tmp_path / "again"}
+    new, again = (prepare(TrainRequest(**words, resume=resume), workers=1).opened for resume in (False, True))
+    assert points_of(new) == points_of(again) == [0, 7.68, 15, 30]
+    changes = step_changes(opened_from(path), [(0.0, 96), (10.0, 192)], "a branch")
+    moved = {change.key: change.after for change in changes if change.moves}
+    assert moved["learning_rate.schedule.points"][1] == [3.84, 0.5]
+
+
+def test_a_comment_that_somebody_wrote_changes_no_value(opened, write):
+    warmup = "warmup: {kind: GradualWarmup, epochs: 5}}  # as in the paper, 100up = 5"
+    recipe = opened(line_7=f"learning_rate: {{reference: 0.05, per: 32, {warmup}")
+    assert recipe.tree["learning_rate"]["warmup"]["epochs"] == 5
+    text = resolved_text(recipe.tree, dict.fromkeys(recipe.origins, "as in the paper, 100up = 5"))
+    path = write(text, "own.yaml")
+    assert opened_from(path, "batch.global=192").tree["learning_rate"]["warmup"]["epochs"] == 5
 
 
 def test_the_record_of_a_position_is_read_from_a_path_of_any_letters(written_as, opened, tmp_path, monkeypatch):

@@ -94,6 +94,8 @@ def test_a_runs_model_on_its_samples_gives_the_score_of_evaluate(source, monkeyp
     some, same = run.samples([3, np.int64(296)])
     with pytest.raises(InputRefused, match=r"of a mask they are numpy.flatnonzero\(mask\)"):
         run.samples(labels == 3)
+    with pytest.raises(InputRefused, match="of a mask"):
+        run.samples(iter([True, False]))
     assert (some == images_NCHW[[3, 296]]).all()
     assert same.tolist() == labels[[3, 296]].tolist()
     for wrong in ([297], [-1], [], [0.5], slice(3)):

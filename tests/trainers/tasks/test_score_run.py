@@ -123,10 +123,12 @@ def test_a_finished_run_is_scored_by_metrics_that_its_recipe_lacks(run, kilobatc
     assert list(scored["metrics"]) == ["macro_f1", "top5_accuracy", "balanced_accuracy", "top1_accuracy"]
     assert scored["metrics"]["top1_accuracy"] == scored["accuracy"]
     assert scored["metrics"]["macro_f1"] == scores(run, "eval_macro_f1")[scored["checkpoint"]]
-    again = score_run(run, metrics=["MacroF1", "{kind: TopAccuracy, k: 5}"])  # which it has
+    again = score_run(run, metrics=["MacroF1", "TopAccuracy"])  # which it has
     assert list(again["metrics"]) == ["macro_f1", "top5_accuracy"]
-    with pytest.raises(InputRefused, match=r"--metric:1:\d+: evaluation.metrics.2.kind: there is no metric called Mac"):
+    with pytest.raises(InputRefused, match=r"--metric:1:\d+: evaluation.metrics.0.kind: there is no metric called Mac"):
         score_run(run, metrics=["MacroF2"])
+    with pytest.raises(InputRefused, match="--metric: is empty"):
+        score_run(run, metrics=[""])
 
 
 def test_evaluation_is_exact_on_any_number_of_ranks(score_on):
