@@ -1,4 +1,4 @@
-"""The hyperparameters that an optimizer gets before each of its steps."""
+"""From a component to Chainer's optimizer: how it is built, and the hyperparameters that it gets before each step."""
 
 from __future__ import annotations
 
@@ -13,6 +13,13 @@ from trainers.optimizers.weight_decay import parameters_without_decay
 
 if TYPE_CHECKING:
     import chainer
+
+
+def build_from_formula(self: Any) -> chainer.Optimizer:
+    """`build` of a component whose `update` is its formula, see `component_rule.py`."""
+    from trainers.optimizers.component_rule import ComponentOptimizer
+
+    return ComponentOptimizer(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from lr_schedules.units import require_number
 from recipes.arguments import require_flag, require_share
 from trainers.kernels.optimizer_steps import MomentumStep, Trust
-from trainers.optimizers.formula import build_from_formula
+from trainers.optimizers.hyperparameters import build_from_formula
 from trainers.optimizers.weight_decay import NoDecay, require_weight_decay
 
 

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal
 
 from recipes.arguments import require_count, require_share
-from trainers.optimizers.formula import build_from_formula
+from trainers.optimizers.hyperparameters import build_from_formula
 from trainers.optimizers.weight_decay import NoDecay, require_weight_decay
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lr_schedules.units import require_number
-from trainers.optimizers.formula import build_from_formula
+from trainers.optimizers.hyperparameters import build_from_formula
 from trainers.optimizers.weight_decay import NoDecay, require_weight_decay
 
 

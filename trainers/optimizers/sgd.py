@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from recipes.arguments import require_share
 from trainers.kernels.optimizer_steps import MomentumStep
-from trainers.optimizers.formula import build_from_formula
+from trainers.optimizers.hyperparameters import build_from_formula
 from trainers.optimizers.weight_decay import RATE_NOT_SET, Decay, NoDecay, require_weight_decay
 
 if TYPE_CHECKING:

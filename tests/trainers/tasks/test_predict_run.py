@@ -30,27 +30,16 @@ def draw(folder, count, *, side=12, seed=0):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, kilobatch):
+def trained(tmp_path_factory, train_images):
     """A run that knows three colours and scores a third of its images, held out."""
     folder = tmp_path_factory.mktemp("colours")
     draw(folder / "images", 8)
-    (folder / "images.yaml").write_text(
+    dataset = (
         'reader: {kind: ImageFolder, train: ".", eval: null}\nroot: images\nchannels: 3\n'
         "mean: [0.4, 0.4, 0.4]\nstd: [0.3, 0.3, 0.3]\nvalidation: {fraction: 0.25}\n"
     )
-    (folder / "recipe.yaml").write_text(
-        "kilobatch: 1\nextends: digits/baseline\ndataset: images.yaml\nbatch: {global: 6, norm_span: 6}\nepochs: 20\n"
-        "model: {kind: SmallCNN, width: 8}\nlearning_rate: {reference: 0.3}\n"
-        "augmentation: {train: [{kind: Normalize, with: images}], eval: [{kind: Normalize, with: images}]}\n"
-    )
-    done = kilobatch("train", folder / "recipe.yaml", "--no-report", "--out", folder / "run", ranks=1)
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-@pytest.fixture
-def run(trained, tmp_path):
-    return shutil.copytree(trained / "run", tmp_path / "run")
+    changes = "batch: {global: 6, norm_span: 6}\nepochs: 20\nmodel: {kind: SmallCNN, width: 8}\n"
+    return train_images(folder, dataset, f"{changes}learning_rate: {{reference: 0.3}}\n")
 
 
 def test_a_folder_of_class_folders_is_scored_whole(run, tmp_path, capsys):

@@ -37,25 +37,13 @@ def draw(root, split, classes, count):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, kilobatch):
+def trained(tmp_path_factory, train_images):
     """A run on two images of each of seven classes, scored on one of each."""
     folder = tmp_path_factory.mktemp("trained")
     draw(folder / "images", "train", CLASSES, 2)
     draw(folder / "images", "val", CLASSES, 1)
-    (folder / "images.yaml").write_text(FACTS)
-    (folder / "recipe.yaml").write_text(
-        "kilobatch: 1\nextends: digits/baseline\ndataset: images.yaml\nbatch: {global: 2, norm_span: 2}\nepochs: 2\n"
-        "model: {kind: SmallCNN, width: 4}\n"
-        "augmentation: {train: [{kind: Normalize, with: images}], eval: [{kind: Normalize, with: images}]}\n"
-    )
-    done = kilobatch("train", folder / "recipe.yaml", "--no-report", "--out", folder / "run", ranks=1)
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-@pytest.fixture
-def run(trained, tmp_path):
-    return shutil.copytree(trained / "run", tmp_path / "run")
+    changes = "batch: {global: 2, norm_span: 2}\nepochs: 2\nmodel: {kind: SmallCNN, width: 4}\n"
+    return train_images(folder, FACTS, changes)
 
 
 def table(file):
